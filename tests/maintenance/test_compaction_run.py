@@ -313,7 +313,7 @@ def test_a_run_that_is_not_the_catalogs_is_an_error(
 ) -> None:
     lying = replace(before, runs=before.runs.copy())
     lying.runs["rows"][int(plan.iterations[0][0].ranges["run"][0])] += 1
-    with pytest.raises(CorruptionError, match="is not the catalog's"):
+    with pytest.raises(CorruptionError, match="that the catalog describes"):
         compact(store, lying, plan, IDENTITY, options(tmp_path))
 
 

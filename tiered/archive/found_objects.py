@@ -31,8 +31,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 READ_THREADS = 4
 """Objects read in parallel; each takes some tens of megabytes at most."""
-QUEUES_ASKED = 64
-"""Queues whose next object is looked for by name, the last written ones."""
+QUEUES_LISTED = 64
+"""Of so many queues, those that were written last, the next object is searched by its name."""
 _TTL_DAYS = re.compile(r"_(\d+)d-")
 
 
@@ -62,7 +62,7 @@ class FoundObject:
         return int(np.where(runs["kind"] == RunKind.BATCH, spans, runs["rows"]).sum())
 
     def open(self, segments: SegmentCache) -> SegmentReader:
-        """Its tail, read unless it is in ``segments``."""
+        """Open it for reading: its tail is read, unless ``segments`` has it."""
         return segments.open(self.key, size_bytes=self.size_bytes, tail_bytes=self.tail_bytes)
 
     def row(self) -> Table:
@@ -111,7 +111,8 @@ def found_objects(
 
 
 def few_at_a_time(pending: Iterator[tuple[K, Future[T]]]) -> Iterator[tuple[K, Future[T]]]:
-    """Yield ``pending`` in order, and start the next few while the caller waits for the first."""
+    """Yield ``pending``, which starts each work as it is iterated, in order: the next few works are started while the
+    caller waits for the first."""
     window = list(islice(pending, 2 * READ_THREADS))
     while window:
         yield window.pop(0)
@@ -134,8 +135,9 @@ def why_unexplained(state: CatalogState, found: FoundObject | None) -> str:
     if meta.epoch > state.epoch:
         return f"it is of epoch {meta.epoch}, and the newest known one is {state.epoch}"
     if meta.log_history > state.cursor.history or meta.catalog_version > state.version:
-        return f"its writer knew version {meta.catalog_version}, and the newest known one is {state.version}"
-    # The log that the object is of ends where a later log history, of a replaced or truncated log, begins.
+        return f"its writer knew catalog version {meta.catalog_version}, and the newest known one is {state.version}"
+    # The part of the object's log that is archived ends where a later log history begins, that of a replaced or
+    # truncated log.
     later_begins = [
         history.begin_phys for history in state.log_histories if history.number > meta.log_history
     ]
@@ -165,14 +167,14 @@ def may_be_newest(state: CatalogState, found: FoundObject | None) -> bool:
 def objects_at_end(store: ObjectStore, state: CatalogState, *, all_queues: bool) -> list[FoundObject]:
     """Data objects that begin, by their names, where the archive of ``state`` ends, and that it does not name, if they
     may have messages that no commit named. Takes one LIST for each TTL class, and, with ``all_queues``, one for each of
-    the QUEUES_ASKED queues that were written last."""
+    the QUEUES_LISTED queues that were written last."""
     ttl_days = {0, *np.unique(state.memory.objects["ttl_class_days"]).tolist()}
     prefixes = [set_prefix(batch_id(state.cursor.phys, days)) for days in ttl_days]
     if all_queues:
         newest = sorted(state.current_queues(), key=lambda item: -int(item[1]["end_phys"]))
         prefixes += [
             queue_prefix(queue, int(row["end_queue_offset"]))
-            for queue, row in newest[:QUEUES_ASKED]
+            for queue, row in newest[:QUEUES_LISTED]
             if not row["flags"] & QUEUE_HIDDEN
         ]
     named = {*state.memory.object_keys}

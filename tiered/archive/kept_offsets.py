@@ -48,7 +48,7 @@ class KeptOffsets:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The selection of a round: rows of other queues stay."""
+    """Which rows a round of key compaction keeps: of ``queues``, those of their KeptOffsets; of other queues, all."""
 
     queues: Mapping[QueueKey, KeptOffsets]
 

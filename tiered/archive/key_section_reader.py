@@ -8,13 +8,13 @@ from tiered.formats.segment_layout import check_tail_length
 from tiered.object_store.interface import ObjectStore
 
 KEYS_PER_ROW = 2
-"""A unique id and a key of one's own."""
+"""Usually a message has its unique key and one of KEYS."""
 KEY_BYTES = 8
 COUNTS_BYTES = 1024
 
 
 def key_bytes_guess(rows: int) -> int:
-    """Estimated length of the key section of ``rows`` rows, rather too long."""
+    """An estimate of the bytes of a key section of ``rows`` rows, rather too large than too small."""
     return rows * KEYS_PER_ROW * KEY_BYTES + rows // 4 + COUNTS_BYTES
 
 
@@ -33,7 +33,7 @@ def read_keys(
 
 
 def keys_within(index: SegmentIndex, end: memoryview) -> memoryview | None:
-    """The stored key section, if the last bytes of the object have it."""
+    """The stored key section of the object of ``index``, if ``end``, its last bytes, has all of it; else None."""
     offset, stored_bytes = index.key_span
     begin = offset - (index.size_bytes - len(end))
     return None if begin < 0 else end[begin : begin + stored_bytes]

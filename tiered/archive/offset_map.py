@@ -1,7 +1,8 @@
 """The latest offset of each key: a map from the MD5 of KEYS to a queue offset, in bounded memory.
 
-Entries come in rounds: what memory holds is reduced to one entry for each key; where that does not help, entries go
-to a spool, divided by digest, and each part is reduced on its own. As the broker's OffsetMap, for any number of keys.
+It does what the broker's OffsetMap does, for any number of keys. When memory is full, its entries are reduced to the
+last one of each key; if these are still many, they go to a temporary file, divided by digest, and each part is reduced
+on its own.
 """
 
 import hashlib
@@ -29,10 +30,12 @@ ENTRY_DTYPE: Final = np.dtype(
         ("has_key", "u1"),
     ]
 )
-"""A message; ``size`` of its record."""
+"""An entry: a message with the digest of its key, its queue offset, and the ``size`` of its record in bytes."""
 _WORK_FACTOR = 4
+"""Reducing entries takes so many times their own memory."""
 _PARTS = 256
 _SHIFT = np.uint64(56)
+"""A part is the first 8 of the 64 bits of ``high``."""
 
 
 class OffsetMap:
@@ -46,7 +49,7 @@ class OffsetMap:
         self._file: Any = None
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
         """Where the entries of each part are in the file: position and number."""
-        self._held: list[Table] = []
+        self._in_memory: list[Table] = []
         self._count = 0
         """Entries in memory, and how many these are."""
         self.spooled_bytes = 0
@@ -56,21 +59,21 @@ class OffsetMap:
         """Add messages with keys (``entries``, ENTRY_DTYPE), which are later in the queue than all before. When there
         are too many in memory, only the last of each key stays; if that are many still, they go to the temporary file.
         Raises OSError."""
-        self._held.append(entries)
+        self._in_memory.append(entries)
         self._count += len(entries)
         if self._count <= self._entries_max:
             return
-        latest = _latest(concatenated(self._held, ENTRY_DTYPE))
-        self._held, self._count = [latest], len(latest)
+        latest = _latest(concatenated(self._in_memory, ENTRY_DTYPE))
+        self._in_memory, self._count = [latest], len(latest)
         if self._count > self._entries_max // 2:
             self._spill(latest)
 
     def latest(self) -> Iterator[Table]:
         """The last message of each key (ENTRY_DTYPE), in several tables, each with all entries of its keys."""
         if self._file is None:
-            yield _latest(concatenated(self._held, ENTRY_DTYPE))
+            yield _latest(concatenated(self._in_memory, ENTRY_DTYPE))
             return
-        self._spill(concatenated(self._held, ENTRY_DTYPE))
+        self._spill(concatenated(self._in_memory, ENTRY_DTYPE))
         for places in self._places:
             parts = []
             for begin, count in places:
@@ -79,7 +82,7 @@ class OffsetMap:
             yield _latest(concatenated(parts, ENTRY_DTYPE))
 
     def close(self) -> None:
-        """Remove the spool."""
+        """Remove the temporary file, if there is one."""
         if self._file is not None:
             self._file.close()
 
@@ -100,11 +103,11 @@ class OffsetMap:
                 self._places[number].append((self.spooled_bytes + begin * ENTRY_DTYPE.itemsize, end - begin))
             begin = end
         self.spooled_bytes += len(entries) * ENTRY_DTYPE.itemsize
-        self._held, self._count = [], 0
+        self._in_memory, self._count = [], 0
 
 
 def _latest(entries: Table) -> Table:
-    """The last of equal keys."""
+    """Of the entries of each key, the one with the highest queue offset."""
     order = np.lexsort((entries["offset"], entries["low"], entries["high"]))
     high, low = entries["high"][order], entries["low"][order]
     is_last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), np.ones(min(1, len(order)), bool))
@@ -144,7 +147,7 @@ def entries_of(
     entries["high"], entries["low"] = halves[:, 0], halves[:, 1]
     entries["offset"], entries["size"] = offsets, sizes
     entries["is_tombstone"], entries["has_key"] = fields[Number.BODY_BYTES] == 0, keys_bytes > 0
-    # As in the broker (StringUtils.isNotBlank), a key of blanks is none. Only those that begin with one may be.
+    # As in the broker (StringUtils.isNotBlank), a key of blanks is none. Only keys that begin with a blank are checked.
     with_key = np.flatnonzero(entries["has_key"])
     for row in with_key[data[keys_at[with_key]] <= ord(" ")].tolist():
         entries["has_key"][row] = bool(bytes(keys[row]).strip())

@@ -1,5 +1,5 @@
-"""The archive's own key, which seals what proxy mode has judged and the handles that it gives to clients. An account
-that may read the object can make both."""
+"""The archive's own key, which seals the senders that proxy mode notes in timers, and the recall handles that it gives
+to clients. An account of the object store that may read the key's object can make both."""
 
 import secrets
 from contextlib import suppress

@@ -32,7 +32,7 @@ MERGED_RUNS = 32_768
 
 @dataclass(frozen=True)
 class Window:
-    """First and last version, both included."""
+    """A span of catalog versions: the first and the last, both included."""
 
     from_version: int
     to_version: int
@@ -63,7 +63,7 @@ class LivingRuns:
             yield _of_versions(unsorted_memory(self.state), from_version, to_version)
 
     def windows(self) -> tuple[list[Window], int]:
-        """Spans of versions that together cover all runs, and their share of the progress."""
+        """Spans of versions that together cover all runs, and the cost of all runs, in the unit of ``run_cost``."""
         counts = np.zeros(self.state.version + 1, np.int64)
         cost = 0
         for page in self.between(0, self.state.version):
@@ -125,11 +125,11 @@ class WindowObjects(Mapping[str, SegmentCheck]):
         places: list[Table] = [np.zeros(0, OBJECT_DTYPE)]
         tables: list[Table] = [np.zeros(0, RUN_DTYPE)]
         for page in pages:
-            chunk, known = page.chunk, len(objects)
+            chunk, of_pages_before = page.chunk, len(objects)
             numbers = np.array([objects.setdefault(key, len(objects)) for key in chunk.object_keys], np.int64)
             number = numbers[chunk.objects["key"]]
             _, first = np.unique(number, return_index=True)
-            places.append(picked(chunk.objects, first[number[first] >= known]))
+            places.append(picked(chunk.objects, first[number[first] >= of_pages_before]))
             runs = copied(chunk.runs)
             runs["object"] = number[chunk.runs["object"]]
             tables.append(runs)
@@ -160,7 +160,7 @@ class WindowObjects(Mapping[str, SegmentCheck]):
         return len(self._runs)
 
     def cost(self, key: str) -> int:
-        """Its share of the progress."""
+        """The cost of checking the object ``key``, in the unit of ``run_cost``."""
         return run_cost(self._runs_of(key))
 
     def _runs_of(self, key: str) -> Table:
@@ -169,26 +169,28 @@ class WindowObjects(Mapping[str, SegmentCheck]):
 
 
 def run_cost(runs: Table) -> int:
-    """The share of ``runs`` in the progress: message bytes, and one for each row."""
+    """The cost of checking ``runs``, in which progress is counted: their message bytes, and one for each row."""
     return int(runs["byte_count"].sum()) + int(runs["rows"].sum(dtype=np.int64))
 
 
 def _numbers_of(chunk: RunChunk, keys: Collection[str]) -> NDArray[np.int64]:
-    places = [number for number, key in enumerate(chunk.object_keys) if key in keys]
-    return np.flatnonzero(np.isin(chunk.objects["key"], places))
+    """The rows of the object table of ``chunk`` that are objects with one of ``keys``."""
+    wanted = [number for number, key in enumerate(chunk.object_keys) if key in keys]
+    return np.flatnonzero(np.isin(chunk.objects["key"], wanted))
 
 
 _NO_OBJECT = np.zeros(1, OBJECT_DTYPE)
 
 
 def _bare(page: Page) -> Page:
-    """``page`` without objects: their names are most of what merged pages hold."""
+    """``page`` with the names of its objects dropped, as these would take most of the memory of merged pages."""
     runs = copied(page.chunk.runs)
     runs["object"] = 0
     return Page(page.queues, RunChunk(runs, _NO_OBJECT, ("",)))
 
 
 def _of_versions(page: Page, from_version: int, to_version: int) -> Page:
+    """The runs of ``page`` that the catalog versions from ``from_version`` to ``to_version``, both included, added."""
     version = page.chunk.runs["version"]
     wanted = (version >= from_version) & (version <= to_version)
     return Page(page.queues, selected(page.chunk, wanted))

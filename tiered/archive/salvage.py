@@ -62,12 +62,14 @@ ROW_DTYPE = np.dtype(
 )
 NO_ROWS = np.zeros(0, ROW_DTYPE)
 Lost = tuple[QueueKey, int, int]
-"""Queue, first offset, one past the last."""
+"""Offsets of a queue whose messages were not found: the queue, the first offset, one past the last."""
 
 
 @dataclass
 class Salvage:
-    """Rows found for each run of ``check``. ``wanted``: the rows that the object had, where its tail says so."""
+    """The ``rows`` (ROW_DTYPE) found for each of the ``runs`` that the catalog expects in the object of ``check``;
+    their records, back to back, and key hashes. ``wanted``: for each run, the rows that the object had, if its tail
+    can be read. ``parents``: the numbers of the queues to which LMQ rows refer."""
 
     check: SegmentCheck
     runs: Table
@@ -82,11 +84,11 @@ class Salvage:
 
     @classmethod
     def of(cls, check: SegmentCheck) -> Salvage:
-        """Nothing found yet."""
+        """A salvage of the object that ``check`` describes, for which nothing was found yet."""
         runs = np.concatenate(check.runs)
-        found = cls(check, runs, [NO_ROWS] * len(runs), [None] * len(runs))
-        found.generations.update((queue[:2], queue.generation) for queue in sorted(check.queues))
-        return found
+        salvage = cls(check, runs, [NO_ROWS] * len(runs), [None] * len(runs))
+        salvage.generations.update((queue[:2], queue.generation) for queue in sorted(check.queues))
+        return salvage
 
     def missing(self, run: int) -> list[tuple[int, int]]:
         """The queue offsets [begin, end) of the run number ``run`` for which no row was found yet."""
@@ -98,7 +100,7 @@ class Salvage:
 
     @property
     def lost(self) -> list[Lost]:
-        """What is missing of all runs."""
+        """The offsets of all runs for which no row was found."""
         return [
             (queue, *hole) for number, queue in enumerate(self.check.queues) for hole in self.missing(number)
         ]
@@ -191,7 +193,7 @@ def _row_table(rows: Table, hashes: NDArray[Any]) -> RowTable:
 
 
 def _pieces(rows: Table) -> list[Table]:
-    """Rows without a hole between them."""
+    """``rows`` divided where offsets are missing between two of them."""
     if not len(rows):
         return []
     return np.split(rows, np.flatnonzero(rows["begin"][1:] != rows["end"][:-1]) + 1)
@@ -206,36 +208,36 @@ def salvaged(
     """Save what can be saved of a damaged data object, which ``check`` describes: what is whole in it, entries of LMQs
     from the messages in other objects of ``state``, and what the broker's ``log``, if there is one, still has. Raises
     the store's errors, except for objects that cannot be read."""
-    found = Salvage.of(check)
+    salvage = Salvage.of(check)
     try:
         size_bytes, tail_bytes = int(check.place["size_bytes"]), int(check.place["tail_bytes"])
         try:
             tail = store.get_range(check.key, size_bytes - tail_bytes, tail_bytes)
-            _add_indexed(store, SegmentIndex(check.key, size_bytes, tail), found)
+            _add_indexed(store, SegmentIndex(check.key, size_bytes, tail), salvage)
         except CorruptionError:
             pass
-        if any(wanted is None for wanted in found.wanted):
+        if any(wanted is None for wanted in salvage.wanted):
             require_stored_bytes(size_bytes, check.key)
-            _add_scanned(store.get(check.key, size_bytes), found)
+            _add_scanned(store.get(check.key, size_bytes), salvage)
     except (CorruptionError, NotFoundError):
         pass
     entries = [
         number
-        for number in np.flatnonzero(found.runs["kind"] == RunKind.LMQ).tolist()
-        if found.missing(number)
+        for number in np.flatnonzero(salvage.runs["kind"] == RunKind.LMQ).tolist()
+        if salvage.missing(number)
     ]
     if entries:
-        _add_entries(store, state, found, entries)
-    if log is not None and found.lost:
-        _add_logged(log, found, [not _has_ended(state, queue) for queue in check.queues])
-    return found
+        _add_entries(store, state, salvage, entries)
+    if log is not None and salvage.lost:
+        _add_logged(log, salvage, [not _has_ended(state, queue) for queue in check.queues])
+    return salvage
 
 
-def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> None:
-    """Add to ``found`` the rows of the damaged object that its footer ``index`` describes, with the records of those
+def _add_indexed(store: ObjectStore, index: SegmentIndex, salvage: Salvage) -> None:
+    """Add to ``salvage`` the rows of the damaged object that its footer ``index`` describes, with the records of those
     whose blocks are whole. Runs whose rows cannot be read, or that are not the catalog's, are skipped."""
     reader, blocks = SegmentReader(store, index), dict[int, NDArray[np.uint8] | TieredError]()
-    for number, (run, queue) in enumerate(zip(found.runs, found.check.queues, strict=True)):
+    for number, (run, queue) in enumerate(zip(salvage.runs, salvage.check.queues, strict=True)):
         part = CatalogRun.of(run)
         try:
             if (
@@ -248,13 +250,13 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
         except CorruptionError:
             continue
         known = _known_rows(run, rows)
-        found.wanted[number] = known
+        salvage.wanted[number] = known
         if int(run["kind"]) == RunKind.LMQ:
-            parents = [found.parents.setdefault(one, len(found.parents)) for one in index.queues]
-            found.generations.update((queue[:2], queue.generation) for queue in sorted(index.queues))
+            parents = [salvage.parents.setdefault(one, len(salvage.parents)) for one in index.queues]
+            salvage.generations.update((queue[:2], queue.generation) for queue in sorted(index.queues))
             known["position"], known["parent"] = -1, np.array(parents, np.int32)[rows.parent]
             known["parent_queue_offset"] = rows.parent_queue_offset
-            found.add(number, known)
+            salvage.add(number, known)
             continue
         span = index.block_span(part, 0, len(rows))
         for block in range(span.first_block, span.end_block):
@@ -264,7 +266,7 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
             data = blocks[block]
             if isinstance(data, np.ndarray):
                 _add_block(
-                    found,
+                    salvage,
                     number,
                     known[one.first_row : one.end_row],
                     rows,
@@ -276,14 +278,14 @@ def _add_indexed(store: ObjectStore, index: SegmentIndex, found: Salvage) -> Non
                 raise data
 
 
-def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: Sequence[int]) -> None:
-    """Add to ``found`` the missing entries of LMQs, of the ``runs`` with these numbers, from the messages to which they
-    refer, in other objects of ``state``. Objects that cannot be read are skipped, and messages of another log, as their
-    places do not compare."""
-    low, high = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
+def _add_entries(store: ObjectStore, state: CatalogState, salvage: Salvage, runs: Sequence[int]) -> None:
+    """Add to ``salvage`` the missing entries of LMQs, of the ``runs`` with these numbers, from the messages to which
+    they refer, in other objects of ``state``. Objects that cannot be read are skipped, and messages of another log
+    history than the run's, as their physical offsets do not compare."""
+    low, high = int(salvage.runs["min_phys"][runs].min()), int(salvage.runs["end_phys"][runs].max())
     segments, of_log = SegmentCache(store), {True: list[int](), False: list[int]()}
     for number in runs:
-        of_log[_has_ended(state, found.check.queues[number])].append(number)
+        of_log[_has_ended(state, salvage.check.queues[number])].append(number)
     for page in LivingRuns(store, state).between(0, state.version):
         chunk = page.chunk
         is_near = (chunk.runs["min_phys"] < high) & (chunk.runs["end_phys"] > low)
@@ -292,9 +294,9 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
             queue = page.queues[int(run["queue"])]
             if not (mine := of_log[_has_ended(state, queue)]):
                 continue
-            found.generations[queue[:2]] = queue.generation
-            if key == found.check.key:
-                continue
+            salvage.generations[queue[:2]] = queue.generation
+            if key == salvage.check.key:
+                continue  # the damaged object itself
             try:
                 reader = segments.of_run(chunk, run)
                 index, rows = reader.index, reader.row_columns(part)
@@ -308,13 +310,14 @@ def _add_entries(store: ObjectStore, state: CatalogState, found: Salvage, runs: 
                     starts = rows.position[own] - one.raw_offset
                     table = QueueTable()
                     columns, _, _ = rescanned(data, starts, rows.size[own], rows.phys[own], table)
-                    _match(found, data, table, columns, mine)
+                    _match(salvage, data, table, columns, mine)
             except (CorruptionError, NotFoundError):
-                continue  # as far as the others have them
+                continue  # entries are searched in the other objects
 
 
 def _has_ended(state: CatalogState, queue: QueueKey) -> bool:
-    """Whether ``queue`` ended with an earlier log: its physical offsets do not compare."""
+    """Whether ``queue`` ended with an earlier log, so that its physical offsets do not compare with those of the
+    present one."""
     row = state.queue(queue)
     return row is not None and bool(row["flags"] & QUEUE_SUPERSEDED)
 
@@ -334,7 +337,7 @@ def _known_rows(run: np.void, rows: RowTable) -> Table:
 
 
 def _add_block(
-    found: Salvage,
+    salvage: Salvage,
     number: int,
     known: Table,
     rows: RowTable,
@@ -342,23 +345,23 @@ def _add_block(
     data: NDArray[np.uint8],
     raw_offset: int,
 ) -> None:
-    """Add to ``found`` the rows of one block of the run number ``number``: ``known`` are its rows, the first of which
+    """Add to ``salvage`` the rows of one block of the run number ``number``: ``known`` are its rows, the first of which
     is number ``first`` of ``rows``, and ``data`` its bytes, which begin at ``raw_offset`` of the run's. Records that
     are damaged are skipped."""
     starts = rows.position[first : first + len(known)] - raw_offset
-    left = np.arange(len(known))
-    while len(left):
-        sizes, phys = known["size"][left], known["phys"][left]
-        columns, valid, _ = rescanned(data, starts[left], sizes, phys, QueueTable())
-        taken = found.take_records(data, columns, np.arange(valid))
+    unchecked = np.arange(len(known))
+    while len(unchecked):
+        sizes, phys = known["size"][unchecked], known["phys"][unchecked]
+        columns, valid, _ = rescanned(data, starts[unchecked], sizes, phys, QueueTable())
+        taken = salvage.take_records(data, columns, np.arange(valid))
         for name in ("begin", "end", "tags_code", "store_timestamp"):
-            taken[name] = known[name][left[:valid]]
-        found.add(number, taken)
-        left = left[valid + 1 :]  # one that is no record is lost
+            taken[name] = known[name][unchecked[:valid]]
+        salvage.add(number, taken)
+        unchecked = unchecked[valid + 1 :]  # the record after the valid ones is damaged
 
 
-def _add_scanned(data: bytes, found: Salvage) -> None:
-    """Add to ``found`` rows by the records in the object's bytes ``data`` alone, for the runs of which the damaged
+def _add_scanned(data: bytes, salvage: Salvage) -> None:
+    """Add to ``salvage`` rows by the records in the object's bytes ``data`` alone, for the runs of which the damaged
     footer says nothing."""
     for raw in _chunks(data):
         view = np.frombuffer(raw, np.uint8)
@@ -366,7 +369,9 @@ def _add_scanned(data: bytes, found: Salvage) -> None:
         while len(starts):
             table = QueueTable()
             columns, valid, _ = rescanned(view, starts, sizes, phys, table)
-            _match(found, view, table, columns, [at for at, one in enumerate(found.wanted) if one is None])
+            _match(
+                salvage, view, table, columns, [at for at, one in enumerate(salvage.wanted) if one is None]
+            )
             starts, sizes, phys = starts[valid + 1 :], sizes[valid + 1 :], phys[valid + 1 :]
 
 
@@ -411,6 +416,7 @@ def _record_ends(view: memoryview) -> list[int]:
 
 
 def _records(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Where the records begin that follow one another in ``data``, their sizes, and the commitlog offsets in them."""
     ends = np.array(_record_ends(data.data), np.int64)
     starts = np.append(0, ends)[:-1] if len(ends) else ends
     phys = [int(np.frombuffer(data, RECORD_HEAD, 1, at)[0]["phys"]) for at in starts.tolist()]
@@ -421,14 +427,14 @@ def _records(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def _match(
-    found: Salvage, data: NDArray[np.uint8], table: QueueTable, columns: RecordColumns, runs: Sequence[int]
+    salvage: Salvage, data: NDArray[np.uint8], table: QueueTable, columns: RecordColumns, runs: Sequence[int]
 ) -> None:
     """Add scanned records (``columns``, whose bytes are in ``data`` and whose queues ``table`` numbers) to those of the
     ``runs`` with these numbers to which they belong: by queue, offset and place in the commitlog."""
     count, entries = columns.rows, columns.lmq_rows
     phys = columns.phys[:count]
     for number in runs:
-        run, queue = found.runs[number], found.check.queues[number]
+        run, queue = salvage.runs[number], salvage.check.queues[number]
         ordinal = table.find(queue.topic, queue.queue_id)
         if ordinal is None:
             continue
@@ -442,19 +448,21 @@ def _match(
         )
         taken = NO_ROWS
         if int(run["kind"]) != RunKind.LMQ and len(own):
-            taken = found.take_records(data, columns, own)
+            taken = salvage.take_records(data, columns, own)
         lmq = np.flatnonzero(columns.lmq_queue[:entries] == ordinal)
         offsets, records = columns.lmq_queue_offset[lmq], columns.lmq_row[lmq].astype(np.int64)
         is_own = is_inside[records] & (offsets >= low) & (offsets < high)
         if is_own.any():
-            entry = found.take_records(data, columns, records[is_own])
+            entry = salvage.take_records(data, columns, records[is_own])
             entry["begin"], entry["end"], entry["key_count"] = offsets[is_own], offsets[is_own] + 1, 0
             if int(run["kind"]) == RunKind.LMQ:
                 entry["position"] = -1
                 entry["parent_queue_offset"] = columns.queue_offset[records[is_own]]
-                entry["parent"] = [_parent(found, table, int(columns.queue[row])) for row in records[is_own]]
+                entry["parent"] = [
+                    _parent(salvage, table, int(columns.queue[row])) for row in records[is_own]
+                ]
             taken = np.concatenate([taken, entry])
-        wanted = found.wanted[number]
+        wanted = salvage.wanted[number]
         if wanted is not None and len(taken):
             # The footer says which rows the run has, and which offsets each spans.
             place = np.searchsorted(wanted["phys"], taken["phys"])
@@ -464,29 +472,31 @@ def _match(
             for name in ("begin", "end", "tags_code"):
                 taken[name] = wanted[name][place]
         if len(taken):
-            found.add(number, taken)
+            salvage.add(number, taken)
 
 
-def _parent(found: Salvage, table: QueueTable, ordinal: int) -> int:
+def _parent(salvage: Salvage, table: QueueTable, ordinal: int) -> int:
+    """The number in ``salvage.parents`` of the queue number ``ordinal`` of ``table``."""
     topic, queue_id = table.topic(ordinal), int(table.queue_id[ordinal])
-    queue = QueueKey(topic, queue_id, found.generations.get((topic, queue_id), 0))
-    return found.parents.setdefault(queue, len(found.parents))
+    queue = QueueKey(topic, queue_id, salvage.generations.get((topic, queue_id), 0))
+    return salvage.parents.setdefault(queue, len(salvage.parents))
 
 
-def _add_logged(log: CommitLog, found: Salvage, is_of_log: Sequence[bool]) -> None:
-    """Add to ``found`` the rows that are missing, from the broker's commitlog or the pins (hard links) of its files, of
-    those runs that ``is_of_log`` says are of this log. Ends early if the log cannot be read now. Sparse runs of unknown
-    rows are skipped: the log does not tell which messages key compaction dropped."""
+def _add_logged(log: CommitLog, salvage: Salvage, is_of_log: Sequence[bool]) -> None:
+    """Add to ``salvage`` the rows that are missing, from the broker's commitlog or the pins (hard links) of its files.
+    ``is_of_log``: for each run, whether it is of this log; others are skipped, and sparse runs whose rows the object's
+    tail does not tell, as the log has the messages that key compaction dropped too. Ends early if the log cannot be
+    read now."""
     runs = [
         number
-        for number in range(len(found.runs))
+        for number in range(len(salvage.runs))
         if is_of_log[number]
-        and found.missing(number)
-        and (found.runs["kind"][number] != RunKind.SPARSE or found.wanted[number] is not None)
+        and salvage.missing(number)
+        and (salvage.runs["kind"][number] != RunKind.SPARSE or salvage.wanted[number] is not None)
     ]
     if not runs:
         return
-    phys, end_phys = int(found.runs["min_phys"][runs].min()), int(found.runs["end_phys"][runs].max())
+    phys, end_phys = int(salvage.runs["min_phys"][runs].min()), int(salvage.runs["end_phys"][runs].max())
     length = LOG_BYTES
     while phys < end_phys:
         file = log.file_at(phys)
@@ -501,7 +511,7 @@ def _add_logged(log: CommitLog, found: Salvage, is_of_log: Sequence[bool]) -> No
             return
         table, columns = QueueTable(), RecordColumns()
         stop = scan_log(data, 0, got, phys, file.end_phys, table, columns, delay_levels_ms=None)
-        _match(found, data, table, columns, runs)
+        _match(salvage, data, table, columns, runs)
         phys += stop.position
         if stop.reason == StopReason.FILE_END:
             phys = file.end_phys

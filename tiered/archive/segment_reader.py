@@ -39,7 +39,8 @@ class Records(NamedTuple):
 
 
 class SegmentReader:
-    """Runs of one object. Raises CorruptionError, UnsupportedFormatError, or the store's errors."""
+    """Reads runs of one open data object. Its methods raise CorruptionError, UnsupportedFormatError, or the store's
+    errors."""
 
     def __init__(self, store: ObjectStore, index: SegmentIndex, ahead_to: int = 0) -> None:
         """``ahead_to``: blocks are read from front to back, so that a GET may fetch those that come next too, up to
@@ -53,7 +54,8 @@ class SegmentReader:
     def open(
         cls, store: ObjectStore, key: str, *, size_bytes: int, tail_bytes: int, part: int | None = None
     ) -> SegmentReader:
-        """Open an object the catalog describes, by one ranged GET of its tail; with ``part``, only that of the tail."""
+        """Open the data object ``key``, whose sizes the catalog has, by one ranged GET of its tail. ``part``: only that
+        part of the tail, which describes PART_RUNS runs, is decoded."""
         check_tail_length(key, size_bytes, tail_bytes)
         tail = store.get_range(key, size_bytes - tail_bytes, tail_bytes)
         return cls(store, SegmentIndex(key, size_bytes, tail, part))
@@ -107,7 +109,9 @@ class SegmentReader:
             at = index.block_offsets[low : high + 1].tolist()
             try:
                 stored = self.stored(at[0], at[-1] - at[0])
-            except CorruptionError as error:  # of some of them: a sealed object is checked as it is read
+            except (
+                CorruptionError
+            ) as error:  # encrypted bytes are checked as they are read: find the damaged block
                 yield from (
                     [error]
                     if high == low + 1
@@ -118,13 +122,14 @@ class SegmentReader:
             yield from index.decode_each(range(low, high), pieces, decompressor)
 
     def stored(self, offset: int, length: int) -> memoryview:
-        """Stored bytes of the object. Raises what the store raises."""
+        """The ``length`` bytes of the object from byte ``offset`` on, as they are stored, with which the bytes that
+        come next may be fetched too (``ahead_to``). Raises what the store raises."""
         begin = offset - self._window_offset
         if begin < 0 or begin + length > len(self._window):
             end = max(offset + length, min(offset + RANGE_BYTES_MAX, self._ahead_to))
             try:
                 window = memoryview(self._store.get_range(self.index.key, offset, end - offset))
-            except CorruptionError:  # perhaps ahead
+            except CorruptionError:  # perhaps only the bytes fetched in advance are damaged
                 return memoryview(self._store.get_range(self.index.key, offset, length))
             if not self._ahead_to:
                 return window

@@ -44,8 +44,8 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Due:
-    """When a pass begins: ``first_s`` after the start, ``every_s`` after the one before (None: only when the loop is
-    woken), ``retry_s`` after one that failed (None: as after any other)."""
+    """When a pass begins: ``first_s`` after the start, ``every_s`` after the end of the pass before (None: only when
+    the loop is woken), ``retry_s`` after a pass that failed (None: ``every_s``)."""
 
     every_s: float | None
     first_s: float = 0.0
@@ -65,14 +65,14 @@ class Task(Protocol[P]):
 
     @property
     def problem(self) -> str:
-        """Why the last pass did less than was due, though it has not failed; empty if it did not."""
+        """Why the last pass, which has not failed, did less than it should; empty if it did all."""
 
     def plan(self, state: CatalogState) -> P | None:
         """What to do next in ``state``; None: nothing. Changes nothing in the archive."""
 
     def step(self, state: CatalogState, plan: P) -> bool:
-        """Carry out ``plan``, a bounded part of the work. Whether to plan again in this pass. Raises StoppedError when
-        it is to stop, or TieredErrors."""
+        """Carry out ``plan``, a bounded part of the work. Returns whether to plan again in this pass. Raises
+        StoppedError when it is to stop, or TieredErrors."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class TaskStatus:
     level: str = ""
     """How fast a pass is: `full`, `reduced` beside uploads and reads, `paused`, `forced`; empty between passes."""
     last_ms: int | None = None
-    """When a pass ended well last, ms since the epoch."""
+    """When a pass last ended well, in ms since the epoch; None: not since the start."""
     idle_seconds: float = 0.0
-    """Since a pass ended well, or since the start."""
+    """Time since a pass ended well, or since the start."""
     problem: str = ""
-    """Why the last pass did not."""
+    """Why the last pass did not end well; empty if it did."""
     is_outage: bool = False
     """Whether ``problem`` is that something is unavailable."""
     failures: int = 0
@@ -134,7 +134,7 @@ class TaskLoop(Generic[P]):
 
     @property
     def status(self) -> TaskStatus:
-        """What became of it so far; from any thread."""
+        """The status of the task; may be called from any thread."""
         level = self._level() if self._is_in_pass else ""
         return replace(self._status, idle_seconds=time.monotonic() - self._well_s, level=level)
 
@@ -196,6 +196,8 @@ class TaskLoop(Generic[P]):
                 logger.error("%s: %s", self.task.name, self.task.problem)
 
     def _failed(self, problem: str, *, is_outage: bool = False) -> None:
+        """Count a pass that failed because of ``problem``. The status names the problem at once, or, if something was
+        unavailable (``is_outage``), only when passes have failed for OUTAGE_S."""
         now_s = time.monotonic()
         self._failing_s = now_s if self._failing_s is None else self._failing_s
         self._status = replace(self._status, failures=self._status.failures + 1)
@@ -203,7 +205,8 @@ class TaskLoop(Generic[P]):
             self._status = replace(self._status, problem=problem, is_outage=is_outage)
 
     def _waited(self, wait_s: float | None) -> bool:
-        """Whether a pass begins now; False: the loop ends."""
+        """Wait for ``wait_s`` (None: without limit), or until the loop is woken. Returns whether a pass begins now;
+        False: the loop ends."""
         self._woken.wait(wait_s)
         self._woken.clear()
         return not self._stopped.is_set()

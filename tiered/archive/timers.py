@@ -29,14 +29,14 @@ from tiered.model.timer import CANCELS, EntryKind, TimerPlace
 from tiered.object_store.interface import ObjectStore
 
 FOOTERS_KEPT, PAGES_KEPT = 256, 32
-"""Of pages, those of the objects that are read side by side: the next claim reads on in them."""
+"""So many are cached. A page is read again when the next timers of it are due."""
 HOURS_KEPT = 17_520
-"""Counts of hours: two years."""
+"""The counts of so many hours are cached: two years."""
 NEVER_MS = 1 << 62
 
 
 class Slice(NamedTuple):
-    """Rows [first, last) of an object."""
+    """The entries [first, last) of the timer object ``ref``."""
 
     ref: TimerRef
     first: int
@@ -44,8 +44,8 @@ class Slice(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries in order of delivery. ``table.queue`` indexes ``queues``, ``table.topic`` the ``topics``. ``ends``: how
-    far each object was read for them."""
+    """Entries in order of delivery. ``table["queue"]`` indexes ``queues``, ``table["topic"]`` indexes ``topics``.
+    ``ends``: for each timer object, the number of its first entry that is not among these or earlier ones."""
 
     table: Table
     queues: Sequence[QueueKey]
@@ -54,8 +54,8 @@ class Entries(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """What becomes of entries. ``timers``: to be sent. ``cancelled``: timers that are not, as ``cancels`` have ended
-    them. ``refused``: messages that are not delivered."""
+    """What becomes of entries. ``timers``: to be sent at their time. ``cancelled``: timers that are not sent, as one of
+    ``cancels``, the cancellations, has ended them. ``refused``: messages that are not delivered."""
 
     timers: Table
     cancelled: Table
@@ -78,7 +78,7 @@ class TimerCounts(NamedTuple):
 
 
 class TimerName(NamedTuple):
-    """What users name timers by: any number of them may have one."""
+    """What users name timers by. Several timers may have the same name, as unique keys repeat."""
 
     topic: str
     unique_key: str
@@ -93,7 +93,7 @@ PENDING_DTYPE = np.dtype([("queue_offset", "<i8"), ("deliver_ms", "<i8")])
 
 
 def hash_of(text: str) -> int:
-    """What entries have of a unique key."""
+    """The hash of the unique key ``text`` that entries have in its place."""
     return xxh64(text.encode("utf-8", "surrogatepass"))
 
 
@@ -110,7 +110,7 @@ def sort_out(entries: Entries) -> Sorted:
     order = np.cumsum(is_later)
     is_cancel, is_refused = np.isin(kind, CANCELS), kind == EntryKind.REFUSED
     is_timer = ~(is_cancel | is_refused)
-    # Entries that are equal to the one before are the same record.
+    # An entry that is equal to the one before is the same record, of another log history.
     columns = [order, table["queue_offset"], table["queue"], kind]
     is_timer[1:] &= np.any([column[1:] != column[:-1] for column in columns], axis=0)
     is_over = np.zeros(len(table), bool)
@@ -118,6 +118,7 @@ def sort_out(entries: Entries) -> Sorted:
         queue_id = np.array([queue.queue_id for queue in entries.queues])[table["queue"]]
         places = [queue_id, table["queue_offset"]]
         for which, more in ((EntryKind.CANCEL, []), (EntryKind.CANCEL_PLACE, places)):
+            # A group has a cancellation and the timers that it may end. The last one ends all timers before it.
             group, is_which = _groups([*time_and_key, table["topic"], *more]), kind == which
             last = np.full(len(table), -1, np.int64)
             np.maximum.at(last, group[is_which], order[is_which])
@@ -128,10 +129,10 @@ def sort_out(entries: Entries) -> Sorted:
 
 def _groups(columns: Sequence[Table]) -> Table:
     """Numbers rows by their values: rows that are equal in all ``columns`` get the same number."""
-    order, found = np.lexsort(columns), np.empty(len(columns[0]), np.int64)
+    order, group = np.lexsort(columns), np.empty(len(columns[0]), np.int64)
     is_new = np.any([np.diff(column[order], prepend=column[order[:1]]) != 0 for column in columns], axis=0)
-    found[order] = np.cumsum(is_new)
-    return found
+    group[order] = np.cumsum(is_new)
+    return group
 
 
 class TimerFiles:
@@ -145,7 +146,8 @@ class TimerFiles:
         self._mixed = lru_cache(HOURS_KEPT)(self._read_mixed)
 
     def footer(self, ref: TimerRef) -> TimerFooter:
-        """What ``ref`` has. Raises CorruptionError, NotFoundError, or what the store raises."""
+        """The footer of the timer object ``ref``, read unless it is cached. Raises CorruptionError, NotFoundError, or
+        what the store raises."""
         return self._footer(ref.moved(0, 0))
 
     def _read_footer(self, ref: TimerRef) -> TimerFooter:
@@ -154,7 +156,8 @@ class TimerFiles:
         return decode_footer(data, source=ref.key, entries=ref.entries, pages_bytes=pages_bytes)
 
     def page(self, ref: TimerRef, number: int) -> Rows:
-        """Reads one page of entries."""
+        """The page number ``number`` of the entries of ``ref``, read unless it is cached. Raises what ``footer``
+        raises."""
         return self._page(ref.moved(0, 0), number)
 
     def _read_page(self, ref: TimerRef, number: int) -> Rows:
@@ -178,13 +181,13 @@ class TimerFiles:
         return int(self.page(ref, number)[0]["deliver_ms"][ref.claimed - begin])
 
     def counts(self, state: CatalogState) -> TimerCounts:
-        """What is pending, after cancellations."""
+        """The numbers of pending timers in ``state``, without cancelled ones."""
         return next(found for found in self.counting(state) if found is not None)
 
     def counting(self, state: CatalogState) -> Iterator[TimerCounts | None]:
         """Count the pending timers of ``state`` by hour, in steps: yields None after each step, so that the caller can
-        pause, and at last the counts. Of hours that have timers only, footers have the counts; in others, cancellations
-        and refused messages are read too, and the result is cached until the hour changes."""
+        pause, and at last the counts. For hours that have timers only, footers have the counts. Hours that also have
+        cancellations or refused messages (mixed) are read, and cached until their entries change."""
         parts = [np.zeros((5, 0), np.int64)]
         for number, ref in enumerate(state.timers):
             table = self.footer(ref).hours
@@ -207,7 +210,8 @@ class TimerFiles:
         yield TimerCounts({hour: hours[hour] for hour in sorted(hours) if hours[hour]}, postponed, refused)
 
     def _read_mixed(self, slices: tuple[Slice, ...]) -> tuple[int, int, int]:
-        """How many timers of ``slices`` are alive, of them postponed, and refused."""
+        """How many timers ``slices`` have that are not cancelled, how many of these are postponed, and how many
+        refused messages."""
         every = list(map(sort_out, self.merged(slices)))
         timers = concatenated((some.timers for some in every), ENTRY_DTYPE)
         postponed = int(np.count_nonzero(timers["kind"] == EntryKind.POSTPONED))
@@ -218,7 +222,7 @@ class TimerFiles:
         order of time and key, a few pages at a time. All entries of one time and key come together."""
         readers = [_SliceReader(self, part, before_ms) for part in slices if part.first < part.last]
         while readers := [reader for reader in readers if reader.fill()]:
-            # Every object's entries before the earliest last entry in memory are in memory.
+            # Of each object, all entries before this bound are in memory.
             bound = min(reader.bound for reader in readers)
             taken = [(reader, reader.take(bound)) for reader in readers]
             table, queues, topics = united([rows for _, rows in taken])
@@ -318,6 +322,7 @@ class _SliceReader:
         return bool(len(self._rows[0]))
 
     def _has_two(self) -> bool:
+        """Whether the entries in memory have two different times or keys."""
         if len(self._rows[0]) < 2:
             return False
         first, last = self._rows[0][[0, -1]]
@@ -333,7 +338,7 @@ class _SliceReader:
 
     @property
     def end(self) -> int:
-        """The first row of the object that was not taken."""
+        """The number of the first entry of the object that ``take`` has not returned yet."""
         return self._at - len(self._rows[0])
 
     def take(self, bound: tuple[int, int]) -> Rows:

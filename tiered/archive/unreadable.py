@@ -12,7 +12,7 @@ from tiered.errors import CorruptionError
 from tiered.model.queue import QueueKey
 
 RANGES_MAX = 1000
-"""Ranges that are kept."""
+"""So many ranges are kept; further ones are not noted."""
 
 
 @dataclass(frozen=True, order=True)
@@ -43,7 +43,7 @@ class UnreadableRange:
 
 
 class UnreadableRanges:
-    """What is known to be unreadable. Thread-safe."""
+    """The ranges of archived messages that this process has found unreadable. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,18 +53,18 @@ class UnreadableRanges:
         return bool(self._found)
 
     def note(self, found: UnreadableRange) -> None:
-        """``found`` cannot be read."""
+        """Note that the range ``found`` cannot be read."""
         queue = QueueKey(found.topic, found.queue_id, found.generation)
         with self._lock:
             if len(self._found) < RANGES_MAX:
                 self._found[queue, found.begin] = found
 
     def forget_read(self, queue: QueueKey, begin: int, end: int) -> None:
-        """Offsets [begin, end) were read: ranges that begin there are readable."""
+        """Forget the ranges of ``queue`` that begin at an offset in [begin, end): these offsets were read."""
         with self._lock:
-            for known, first in [*self._found]:
-                if known == queue and begin <= first < end:
-                    del self._found[known, first]
+            for noted_queue, first in [*self._found]:
+                if noted_queue == queue and begin <= first < end:
+                    del self._found[noted_queue, first]
 
     def ranges(self) -> tuple[UnreadableRange, ...]:
         """All of them, by queue and offset."""

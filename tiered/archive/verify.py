@@ -8,8 +8,8 @@
     full       every block and key section passes its checksum, and every record agrees with its row
     leftovers  objects without a reference: uploads in flight, abandoned attempts, garbage not yet collected
 
-By names alone it proves that all that the newest commit names is there, that the catalog is whole, and that no object
-shows a later commit: the chain is followed from where the last clean pass ended, or from the newest root.
+A verification by names alone proves that all that the newest commit names is there, that the catalog is whole, and that
+no object shows a later commit: the chain is followed from where the last clean pass ended, or from the newest root.
 
 Anomalies are collected, not raised; so are objects that cannot be read now, unless many in a row cannot. Other errors
 of the store are raised, and UnsupportedFormatError: an object of another format is not damaged. Without the key of an
@@ -45,7 +45,7 @@ from tiered.object_store.interface import ObjectStore
 __all__ = ["Anomaly", "AnomalyKind", "SegmentChecker", "VerifyReport", "verify_archive"]
 
 UNCHECKED_MAX = 16
-"""If so many objects in a row cannot be read now, none can."""
+"""If so many objects in a row cannot be read now, the store is taken to be unavailable, and the verification ends."""
 Depth = Literal["names", "tails", "full"]
 """What of the data objects is read: nothing, the tails, every byte."""
 SegmentChecker = Callable[[CatalogState, Iterable[SegmentCheck]], Iterable[tuple[str, SegmentResult]]]
@@ -208,7 +208,7 @@ def _check_chain(
             continue
         before = commit.place.predecessor_put_id
         if replayed is None and put_id and last == version - 1 and before != put_id:
-            detail = f"follows {before!r}, but version {last} is {put_id!r}"
+            detail = f"names {before!r} as the put id of the version before, but that of version {last} is {put_id!r}"
             report.add(AnomalyKind.CHAIN, catalog_key(version), detail)
         last, put_id = version, commit.put_id
         if since is not None:
@@ -217,15 +217,16 @@ def _check_chain(
     if replayed is not None and state is not None:
         wanted = describe(replayed)
         if differing := [name for name, value in describe(state).items() if wanted[name] != value]:
-            detail = f"differs from the commits replayed in {', '.join(differing)}"
+            detail = f"the root page differs from what the commits lead to, in: {', '.join(differing)}"
             report.add(AnomalyKind.ROOT, state.root.key, detail)
     current.anomalies, current.is_chain_checked = report.anomalies, True
     return state or replayed
 
 
 def _followed(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogState | None:
-    """``state`` after ``commit``; None: it is a repair whose root is gone. That is garbage once another root is the
-    newest, and a newest one that is gone is reported with everything else that does not exist."""
+    """``state`` after ``commit``; None: the commit is a repair whose root page, which has the whole state, does not
+    exist. That is no anomaly: the page is garbage once another root is the newest, and the comparison with the listing
+    reports a newest root that does not exist."""
     try:
         return follow(store, state, commit)
     except NotFoundError:
@@ -247,7 +248,7 @@ def listed_versions(store: ObjectStore, first: int, last: int) -> list[int]:
 
 
 def _commits(store: ObjectStore, versions: list[int]) -> Iterator[tuple[int, Future[Commit]]]:
-    """These commits, some at a time."""
+    """Read the commits ``versions``, a few at a time, and yield each version with its commit."""
     with ThreadPoolExecutor(READ_THREADS, thread_name_prefix="verify") as pool:
         yield from few_at_a_time((version, pool.submit(read_commit, store, version)) for version in versions)
 
@@ -256,7 +257,7 @@ def _commits(store: ObjectStore, versions: list[int]) -> Iterator[tuple[int, Fut
 
 
 class _Objects:
-    """All objects, or a ``sample``, a window of versions at a time."""
+    """Checks the data objects of living runs, all or a sample, a window of catalog versions at a time."""
 
     def __init__(self, runs: LivingRuns, checker: SegmentChecker, sample: float) -> None:
         self._runs, self._checker, self._sample = runs, checker, sample
@@ -299,6 +300,7 @@ class _Objects:
         report.counts |= counts
 
     def _is_chosen(self, key: str, salt: int) -> bool:
+        """Whether the object ``key`` is in the sample, which a hash draws: another one for each ``salt``."""
         return self._sample >= 1 or key_digest(f"{salt} {key}") < self._sample * 2**64
 
 

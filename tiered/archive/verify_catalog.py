@@ -191,9 +191,9 @@ def check_queues(state: CatalogState, pages: Iterable[Page]) -> Iterator[Anomaly
 def _suspects(
     state: CatalogState, gaps: _Gaps, row: Ints, begin: Ints, end: Ints, starts: Ints
 ) -> NDArray[np.bool_]:
-    """Whether each queue of a page must be looked at run by run: it has gaps, or the runs in this page alone do not
-    cover its offsets. ``row``, ``begin``, ``end``: queue and offsets of each run; ``starts``: the first run of each
-    queue."""
+    """Whether each queue of a page must be checked run by run: it has gaps, or the runs in this page alone do not cover
+    its offsets. ``row``, ``begin``, ``end``: for each run, the row of its queue in the queue table, and its offsets;
+    ``starts``: the first run of each queue."""
     first = np.zeros(len(row), bool)
     first[starts] = True
     last = np.roll(first, -1)
@@ -220,7 +220,8 @@ class _Gaps:
 
 
 class _Chain:
-    """One queue, covered from its minimum so far."""
+    """Checks the offsets of the queue in row ``row`` of the queue table, in their order: each run or gap must begin
+    where the one before ends."""
 
     def __init__(self, state: CatalogState, gaps: _Gaps, row: int) -> None:
         self.row = row
@@ -238,23 +239,25 @@ class _Chain:
         ends = np.concatenate([end, self._gap_end[:due]])
         self._gap_begin, self._gap_end = self._gap_begin[due:], self._gap_end[due:]
         order = np.argsort(begins, kind="stable")
-        return self._lead(begins[order], ends[order])
+        return self._continued(begins[order], ends[order])
 
     def finish(self) -> Iterator[Anomaly]:
-        """Finish after the last run."""
+        """Take the gaps after the last run, and check that the queue is covered up to its end."""
         begins = np.append(self._gap_begin, self._end)
-        return self._lead(begins, np.append(self._gap_end, self._end))
+        return self._continued(begins, np.append(self._gap_end, self._end))
 
-    def _lead(self, begins: Ints, ends: Ints) -> Iterator[Anomaly]:
+    def _continued(self, begins: Ints, ends: Ints) -> Iterator[Anomaly]:
+        """Yield an anomaly for each of the next runs and gaps that does not begin where the one before ends."""
         expected = np.concatenate([[self._expected], ends[:-1]])
         self._expected = int(ends[-1])
         for at in np.flatnonzero(expected != begins).tolist():
             yield _anomaly(self._queue, int(expected[at]), int(begins[at]))
 
 
-def _anomaly(queue: QueueKey, expected: int, found: int) -> Anomaly:
-    kind = AnomalyKind.HOLE if expected < found else AnomalyKind.OVERLAP
-    low, high = sorted((expected, found))
+def _anomaly(queue: QueueKey, expected: int, begin: int) -> Anomaly:
+    """The anomaly of a run or gap that begins at the offset ``begin``, not ``expected``."""
+    kind = AnomalyKind.HOLE if expected < begin else AnomalyKind.OVERLAP
+    low, high = sorted((expected, begin))
     what = "in no run and no gap" if kind == AnomalyKind.HOLE else "in two runs or gaps"
     return Anomaly(kind, queue_name(queue), (low, high), f"offsets [{low}, {high}) are {what}")
 

@@ -151,7 +151,7 @@ def _check_places(store: ObjectStore, ref: IndexRef, covered: Covered, segments:
         named = joined_places(batch)
         for wanted in _recorded(store, segments, low, high):
             missing = missing_places(named, wanted)
-            # Equal offsets of several log histories may be in the page before.
+            # Several log histories may have a record at ``low``: those of the others may be on the page before.
             if missing > (0 if low is None else int((wanted.rows["phys"] == low).sum())):
                 raise _IncompleteError(
                     f"the index file lacks the places of {missing} records of the segments that it covers"
@@ -173,7 +173,7 @@ def _recorded(
             index = SegmentReader.open(store, segment.key, size_bytes=size, tail_bytes=tail).index
             places = places_of_segment(index, segment.runs)
         except (CorruptionError, EncryptionKeyError, NotFoundError):
-            continue  # said of the segment itself
+            continue  # the check of the segment itself reports it
         phys = places.rows["phys"]
         is_in = (phys >= (begin if low is None else low)) & (phys < (end if high is None else high))
         yield Places(places.queues, places.rows[is_in])
@@ -237,6 +237,7 @@ def _check_pass(
 
 
 def _between(items: Table, hashes: tuple[int, int]) -> Table:
+    """The ``items`` whose hash is in the range ``hashes``: first and last, both included."""
     column = items["hash"]
     return picked(items, (column >= np.uint64(hashes[0])) & (column <= np.uint64(hashes[1])))
 
@@ -255,5 +256,5 @@ def _expected(store: ObjectStore, segments: Sequence[_Segment], hashes: tuple[in
             )
             items = items_of_segment(index, keys, segment.runs)
         except (CorruptionError, EncryptionKeyError, NotFoundError):
-            continue  # said of the segment itself
+            continue  # the check of the segment itself reports it
         yield _between(items, hashes)

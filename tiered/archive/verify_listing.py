@@ -28,12 +28,12 @@ SETTLE_TRIES = 5
 Progress = Callable[[int, int], object]
 """(objects listed, objects named)."""
 Save = Callable[[Callable[[], object]], object]
-"""Saves the pass if that is due, after what it is given."""
+"""Saves the pass if that is due: first calls the function that it gets, which prepares the pass."""
 
 
 class NamedObjects:
-    """Names and sizes of all objects with living runs of ``state``, and which of them the pass ``current`` has found.
-    Queues and pages are checked on the way."""
+    """Names and sizes of all data objects with living runs of one catalog state, and which of them a listing has. The
+    queues' offsets and the pages of the catalog are checked on the way."""
 
     def __init__(
         self, store: ObjectStore, state: CatalogState, current: VerifyPass, report: VerifyReport
@@ -175,12 +175,13 @@ def _is_released(state: CatalogState) -> bool:
 
 
 def key_digest(key: str) -> int:
-    """Eight bytes that stand for ``key``."""
+    """A hash of ``key`` of eight bytes, which stands for it in memory."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
 def _listed(store: ObjectStore, after: str) -> Iterator[ObjectInfo]:
-    """All objects that may be named, in a fixed order; those after the object ``after`` of it."""
+    """List the objects below all prefixes that the catalog may name, in a fixed order, from the one after the object
+    ``after`` on; empty: all."""
     at = next((number for number, prefix in enumerate(OBJECT_PREFIXES) if after.startswith(prefix)), 0)
     for number, prefix in enumerate(OBJECT_PREFIXES[at:]):
         yield from store.list(prefix, start_after="" if number else after)

@@ -31,9 +31,10 @@ AGE_MS_MAX = 24 * 3600 * 1000
 
 @dataclass
 class VerifyPass:
-    """A pass over ``version``, as far as it got. ``after``: the object listed
-    last. ``found``: one bit for each named object. ``missing``: objects of the catalog that were not listed yet.
-    ``checked``: window and key of the data object checked last, with ``counts``."""
+    """A pass over the catalog version ``version``, as far as it got. ``chain``: version and put id up to which the
+    chain of commits is checked. ``after``: the object listed last. ``found``: one bit for each object that runs name,
+    whether it was listed, packed. ``missing``: objects of the catalog that were not listed yet. ``checked``: window and
+    key of the data object checked last; ``counts``: what was counted up to there."""
 
     version: int = 0
     begun_ms: int = 0
@@ -49,7 +50,7 @@ class VerifyPass:
     counts: dict[str, int] = field(default_factory=dict)
 
     def pack(self, is_found: NDArray[np.bool_]) -> None:
-        """Keep ``is_found``."""
+        """Keep ``is_found`` as text: for each object that runs name, whether it was listed."""
         self.found = base64.b64encode(zlib.compress(np.packbits(is_found).tobytes())).decode()
 
     def unpack(self, count: int) -> NDArray[np.bool_]:
@@ -142,7 +143,7 @@ class VerifyProgress:
             ) from error
         if url != self._url:
             raise UsageError(
-                f"this progress file of tiered verify is of {url}, not of {self._url}",
+                f"this progress file of tiered verify belongs to the archive {url}, not to {self._url}",
                 hint="name another file",
             )
 
@@ -153,9 +154,9 @@ def _anomaly(kind: str, key: str, range: list[int] | None, detail: str) -> Anoma
 
 @dataclass
 class VerifyReport:
-    """Result. ``leftovers``: keys without a reference, which only take space. ``counts``: objects checked, by kind;
-    ``without_key``: those of which only the checksums were, by want of ``lacking_keys``. ``unchecked``: objects that
-    could not be read now, with the reason."""
+    """What a verification found. ``leftovers``: keys of objects that nothing names, which only take space. ``counts``:
+    what was checked, by kind, and as ``without_key`` the objects of which only checksums were, because their encryption
+    keys, ``lacking_keys``, are not here. ``unchecked``: objects that could not be read now, with the reason."""
 
     anomalies: list[Anomaly] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
@@ -169,7 +170,8 @@ class VerifyReport:
 
     @contextmanager
     def by_checksums_without_key(self) -> Iterator[None]:
-        """What ends for want of a key is checked by the checksums of its stored bytes. Raises CorruptionError."""
+        """If the ``with`` block ends because an encryption key is not here, checks the checksums of the object's stored
+        bytes instead, and counts it. Raises CorruptionError if they are wrong."""
         try:
             yield
         except EncryptionKeyError as error:
@@ -178,13 +180,13 @@ class VerifyReport:
             self.lack(error.lacks)
 
     def lack(self, key: str) -> None:
-        """Note a key that an object needs, if any."""
+        """Note the name of an encryption key that is not here; empty: none."""
         if key and key not in self.lacking_keys:
             self.lacking_keys.append(key)
 
     def exit_code(self, *, strict: bool, has_ring: bool) -> int:
-        """Of a command: 1 for anomalies, with ``strict`` also for leftovers, 4 if something could not be read now, 2 if
-        it has a ring, and that lacks a key."""
+        """The exit code of the command: 1 for anomalies, with ``strict`` also for leftovers; else 4 if something could
+        not be read now; else 2 if the command has a key ring and this lacks a key; else 0."""
         if self.anomalies or (strict and self.leftovers):
             return 1
         if self.unchecked:

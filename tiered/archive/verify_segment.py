@@ -84,7 +84,8 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class SegmentCheck:
-    """The catalog's expectation of one object: its OBJECT_DTYPE row, its runs in pieces, the queue of each run."""
+    """The catalog's expectation of one object: ``place``, its row (OBJECT_DTYPE); its runs, in several tables; and the
+    queue of each run."""
 
     key: str
     place: np.void
@@ -231,11 +232,12 @@ def _part_of(index: SegmentIndex, run: np.void, is_readable: bool) -> np.void:
     if not is_readable or not index.has_rows_of(part) or not (is_sparse or part.rows != int(whole["rows"])):
         return whole
     columns = index.row_columns(ordinal)
-    found = cut_run(whole, columns, part.first_row, part.first_row + part.rows)
+    expected = cut_run(whole, columns, part.first_row, part.first_row + part.rows)
     offsets = columns.queue_offset[part.first_row : part.first_row + part.rows]
-    if is_sparse and part.base <= offsets[0] and offsets[-1] < part.end:  # all of its rows are inside
-        found["base_queue_offset"], found["end_queue_offset"] = part.base, part.end
-    return found
+    # The catalog may give a sparse run more offsets than its rows have: key compaction dropped those at its ends.
+    if is_sparse and part.base <= offsets[0] and offsets[-1] < part.end:
+        expected["base_queue_offset"], expected["end_queue_offset"] = part.base, part.end
+    return expected
 
 
 def _check_lmqs(
@@ -267,19 +269,21 @@ def _check_lmqs(
     runs = concatenated(check.runs, RUN_DTYPE)
     runs = picked(runs, runs["ordinal"] < len(index))
     is_lmq = is_readable[runs["ordinal"]] & (index.runs["kind"][runs["ordinal"]] == RunKind.LMQ)
-    _read_through(index, picked(runs, is_lmq), seen, lambda run, error: None)  # a contradiction, reported
+    # Rows that the catalog's runs have and the object has not are a contradiction, which _compare has reported.
+    _read_through(index, picked(runs, is_lmq), seen, lambda run, error: None)
 
 
-class _InBlocks(NamedTuple):
-    """Rows; of each, its queue in the footer, its block, and where its record begins in the data."""
+class _RowsInBlocks(NamedTuple):
+    """Rows of an object; of each, the number of its queue in the footer, the number of its block, and where its record
+    begins in the decoded bytes of some blocks."""
 
     rows: PartRows
     queue: NDArray[np.int64]
     block: NDArray[np.int64]
     start: NDArray[np.int64]
 
-    def where(self, which: NDArray[np.bool_] | slice) -> _InBlocks:
-        return _InBlocks(self.rows.where(which), self.queue[which], self.block[which], self.start[which])
+    def where(self, which: NDArray[np.bool_] | slice) -> _RowsInBlocks:
+        return _RowsInBlocks(self.rows.where(which), self.queue[which], self.block[which], self.start[which])
 
 
 class _FullCheck:
@@ -301,7 +305,7 @@ class _FullCheck:
         if repeated:
             self._is_repeated[:] = [queue in repeated for queue in index.queues]
         topic = index.queue_table["topic"]
-        self._is_light = np.array([name.startswith(LMQ_PREFIX) for name in index.topics], bool)[topic]
+        self._is_lmq = np.array([name.startswith(LMQ_PREFIX) for name in index.topics], bool)[topic]
         self._is_scheduled = np.array([name == SCHEDULE_TOPIC for name in index.topics], bool)[topic]
 
     def run(self, runs: Table) -> None:
@@ -341,27 +345,27 @@ class _FullCheck:
         data, begin = self._decoded(int(block[0]), int(block[-1]) + 1)
         begin = begin[block - block[0]]
         start = begin + raw - bounds.block_raw[block]
-        found = _InBlocks(rows, index.runs["queue"][ordinal].astype(np.int64), block, start)
+        in_blocks = _RowsInBlocks(rows, index.runs["queue"][ordinal].astype(np.int64), block, start)
         is_inside = (raw >= bounds.block_raw[block]) & (raw + rows.size <= bounds.block_raw[block + 1])
-        self._report(found, ~is_inside, "reaches beyond the compressed block that should hold it")
-        found = found.where(is_inside & (begin >= 0))
+        self._report(in_blocks, ~is_inside, "reaches beyond the compressed block that should hold it")
+        in_blocks = in_blocks.where(is_inside & (begin >= 0))
         # Each round ends at a record that is no valid one, and the next begins behind it.
-        while len(found.start):
-            phys = found.rows.phys
+        while len(in_blocks.start):
+            phys = in_blocks.rows.phys
             is_copied = phys < 0
             if is_copied.any():
-                phys = np.where(is_copied, own_phys(data, found.start), phys)
-            columns, valid, reason = rescanned(data, found.start, found.rows.size, phys, self._table)
-            self._compare(found.where(slice(valid)), columns, phys[:valid], keys)
+                phys = np.where(is_copied, own_phys(data, in_blocks.start), phys)
+            columns, valid, reason = rescanned(data, in_blocks.start, in_blocks.rows.size, phys, self._table)
+            self._compare(in_blocks.where(slice(valid)), columns, phys[:valid], keys)
             if not reason:
                 break
-            self._report(found, np.arange(len(found.start)) == valid, f"fails {reason}")
-            part = found.rows.part
-            found = found.where(slice(int(np.searchsorted(part, part[valid], side="right")), None))
+            self._report(in_blocks, np.arange(len(in_blocks.start)) == valid, f"fails {reason}")
+            part = in_blocks.rows.part
+            in_blocks = in_blocks.where(slice(int(np.searchsorted(part, part[valid], side="right")), None))
 
     def _decoded(self, first: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Raw bytes of the blocks [first, end) that are undamaged, and where each begins in them; -1: it is damaged."""
-        found, begin, length = [], np.full(end - first, -1), 0
+        whole, begin, length = [], np.full(end - first, -1), 0
         for number, raw in enumerate(self._reader.blocks(first, end)):
             if isinstance(raw, CorruptionError):
                 low, high = self._index.block_offsets[first + number : first + number + 2].tolist()
@@ -371,63 +375,68 @@ class _FullCheck:
             else:
                 begin[number] = length
                 length += len(raw)
-                found.append(raw)
-        return np.concatenate(found) if found else np.zeros(0, np.uint8), begin
+                whole.append(raw)
+        return np.concatenate(whole) if whole else np.zeros(0, np.uint8), begin
 
     def _compare(
-        self, found: _InBlocks, columns: RecordColumns, phys: NDArray[np.int64], keys: KeySection | None
+        self,
+        in_blocks: _RowsInBlocks,
+        columns: RecordColumns,
+        phys: NDArray[np.int64],
+        keys: KeySection | None,
     ) -> None:
         """Compare rows with what their records say (``columns``, and ``phys``, their commitlog offsets), and add what
         differs to the result. A record does not determine the deliver time of a scheduled message, nor its offset in an
         LMQ whose parent is not archived, or where the broker used one twice."""
-        rows, count = found.rows, len(phys)
-        own, other = self._own[found.queue], columns.queue[:count]
-        # A record of another queue may be in this one too, as an LMQ entry that only some brokers make (DOUBT_PLAIN).
+        rows, count = in_blocks.rows, len(phys)
+        own, other = self._own[in_blocks.queue], columns.queue[:count]
+        # The record of a message in another queue may be in this one too, as some brokers make an entry of an LMQ for
+        # it and others do not (DOUBT_PLAIN): then it names this queue as its LMQ.
         is_own, is_named = other == own, np.zeros(count, bool)
         entry = columns.lmq_row[: columns.lmq_rows]
         is_named[entry[columns.lmq_queue[: columns.lmq_rows] == own[entry]]] = True
-        is_full, has_offset = ~self._is_light[found.queue], is_own | ~is_named
+        is_full, has_offset = ~self._is_lmq[in_blocks.queue], is_own | ~is_named
         for name, wanted, applies in (
             ("size", rows.size, True),
             ("store_timestamp", rows.store_timestamp, True),
-            ("queue_offset", rows.queue_offset, is_full & has_offset & ~self._is_repeated[found.queue]),
+            ("queue_offset", rows.queue_offset, is_full & has_offset & ~self._is_repeated[in_blocks.queue]),
             ("inner_num", rows.inner_num, is_full & has_offset),
-            ("tags_code", rows.tags_code, ~self._is_scheduled[found.queue]),
+            ("tags_code", rows.tags_code, ~self._is_scheduled[in_blocks.queue]),
             ("phys", phys, True),
         ):
             differs = (getattr(columns, name)[:count] != wanted) & applies
-            self._report(found, differs, f"differs in {name}")
+            self._report(in_blocks, differs, f"differs in {name}")
         strangers = is_full & ~is_own & ~is_named
         for at in rows.first_of_parts(strangers):
             table, of = self._table, int(columns.queue[at])
             what = f"belongs to {table.topic(of)}/{table.queue_id[of]}"
-            self._report(found, np.arange(count) == at, what)
+            self._report(in_blocks, np.arange(count) == at, what)
         if keys is not None:
-            self._compare_keys(found, columns, is_own, keys)
+            self._compare_keys(in_blocks, columns, is_own, keys)
 
     def _compare_keys(
-        self, found: _InBlocks, columns: RecordColumns, is_own: NDArray[np.bool_], keys: KeySection
+        self, in_blocks: _RowsInBlocks, columns: RecordColumns, is_own: NDArray[np.bool_], keys: KeySection
     ) -> None:
         """Compare the key hashes of records with those that the object's key section ``keys`` lists for their rows. A
         record of another queue (``is_own`` is False) has its keys listed there, and none here."""
-        listed = keys.counts[found.rows.row]
+        listed = keys.counts[in_blocks.rows.row]
         counts = columns.key_count[: len(listed)]
         differs = (listed != counts) & (is_own | (listed > 0))
         is_same = np.repeat((listed == counts) & (listed > 0), counts)
         of_records = columns.key_hashes[: columns.keys][is_same]
         which = np.flatnonzero((listed == counts) & (listed > 0))
-        places = positions(self._first_key[found.rows.row[which]], listed[which])
+        places = positions(self._first_key[in_blocks.rows.row[which]], listed[which])
         wrong = np.repeat(which, listed[which])[of_records != keys.hashes[places]]
         differs[wrong] = True
-        self._report(found, differs, "has other keys than the key section of the object has for it")
+        self._report(in_blocks, differs, "has other keys than the key section of the object has for it")
 
-    def _report(self, found: _InBlocks, which: NDArray[np.bool_], what: str) -> None:
+    def _report(self, in_blocks: _RowsInBlocks, which: NDArray[np.bool_], what: str) -> None:
         """Add an anomaly for the records of the rows ``which``, of each run only for the first: ``what`` is wrong with
         them, as text after "the record of a queue at an offset"."""
         index = self._index
-        for at in found.rows.first_of_parts(which) if which.any() else ():
-            queue, block = index.queues[int(found.queue[at])], int(found.block[at])
-            detail = f"the record of {queue} at offset {int(found.rows.queue_offset[at])} {what}"
+        for at in in_blocks.rows.first_of_parts(which) if which.any() else ():
+            queue, block = index.queues[int(in_blocks.queue[at])], int(in_blocks.block[at])
+            detail = f"the record of {queue} at offset {int(in_blocks.rows.queue_offset[at])} {what}"
             begin, end = index.block_offsets[block : block + 2].tolist()
             self._result.add(AnomalyKind.RECORD, index.key, detail, (begin, end))
 

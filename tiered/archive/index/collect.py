@@ -22,8 +22,8 @@ def items_of_segment(index: SegmentIndex, keys: KeySection, runs: Table) -> Tabl
 
 
 def pieces_of_segment(index: SegmentIndex, keys: KeySection, runs: Table, items_max: int) -> Iterator[Table]:
-    """The items that ``items_of_segment`` returns, in tables of at most ``items_max``; a message with more keys has
-    them all in one table."""
+    """The items that ``items_of_segment`` returns, in tables of at most ``items_max``. All keys of a message are in one
+    table, even if they are more."""
     runs = in_object_order(index, runs)
     first_key = begins(keys.counts)
     first = index.first_row[runs["ordinal"]] + runs["first_row"]
@@ -31,7 +31,7 @@ def pieces_of_segment(index: SegmentIndex, keys: KeySection, runs: Table, items_
     is_lmq = np.array([topic.startswith(LMQ_PREFIX) for topic in index.topics], bool)
     is_lmq = (own["kind"] == RunKind.LMQ) | is_lmq[index.queue_table["topic"]][own["queue"]]
     has_keys = ~is_lmq & (first_key[first] < first_key[first + runs["rows"]])
-    queues = picked(index.queue_table, own["queue"][has_keys])
+    queues = picked(index.queue_table, own["queue"][has_keys])  # of each run that has keys
     for rows in rows_of_parts(index, picked(runs, has_keys)):
         ends = np.cumsum(keys.counts[rows.row], dtype=np.int64)
         row = 0

@@ -22,7 +22,8 @@ from tiered.model.tables import Table
 class Covered:
     """The data objects an index file covers, sorted by ``min_phys``; ``objects["key"]`` indexes ``keys``.
 
-    Compaction replaces objects; ``pages`` (PAGE_DTYPE of places.py) name the queue of each record for good.
+    ``pages`` (PAGE_DTYPE of places.py) name the queue of each record, which stays true when compaction replaces the
+    objects.
     """
 
     objects: Table

@@ -57,7 +57,8 @@ def widths_for(items: Table, span_ms: int) -> Widths:
 
 
 def widest(widths: Iterable[Sequence[int]], span_ms: int) -> Widths:
-    """Widths for the union of files of these ``widths``, whose times span ``span_ms``."""
+    """The widths of columns in an index file that is merged from files with columns of ``widths``; ``span_ms``: the
+    span of time of all its items."""
     nothing = widths_for(np.zeros(0, ITEM_DTYPE), span_ms)
     most = Widths(*map(max, zip(nothing, *widths, strict=True)))
     return most._replace(store_timestamp=nothing.store_timestamp)
@@ -68,6 +69,7 @@ def _bytes_of(value: int) -> int:
 
 
 def _zigzag(column: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Encode signed numbers as unsigned ones that are small if the number is near 0: 0, -1, 1, -2 as 0, 1, 2, 3."""
     wide = column.astype(np.int64)
     return ((wide << 1) ^ (wide >> 63)).astype(np.uint64)
 

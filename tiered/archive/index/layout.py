@@ -53,8 +53,8 @@ _PAGE_CHECKED = struct.Struct("<QQ")
 
 @dataclass(frozen=True)
 class Shape:
-    """All positions in the file ``key``. ``size_bytes``, ``tail_bytes``: the whole, and its last part from the
-    footer on. Times are stored as distances from ``base_ms``."""
+    """The numbers from which all positions in the index file ``key`` follow. ``size_bytes``: the whole file;
+    ``tail_bytes``: its last part, from the footer on. Times are stored as distances from ``base_ms``."""
 
     key: str
     items: int
@@ -83,7 +83,7 @@ class Shape:
 
     @cached_property
     def identity(self) -> int:
-        """Included in every checksum of this file."""
+        """A hash of the file's key, with which every checksum in it begins, so that bytes of another file fail."""
         return xxh64(self.key.encode())
 
     @property
@@ -137,7 +137,7 @@ def slot_bits_for(items: int) -> int:
 
 
 def encode_header() -> bytes:
-    """The first 16 bytes: they identify the object to a person or a repair tool."""
+    """The first 16 bytes of an index file, which say that it is one, and in which version of the format."""
     return HEADER.pack(MAGIC, FORMAT_MAJOR, FORMAT_MINOR, 0)
 
 
@@ -194,7 +194,7 @@ def decode_pages(shape: Shape, first_page: int, end_page: int, data: bytes) -> T
                 f"{shape.key}: page {page} of the index file, [{offset + begin}, {offset + end}), fails its checksum"
             )
         parts.append(content)
-    with memory_contained(f"{shape.key}: the pages [{offset}, {offset + length}) of the index file"):
+    with memory_contained(f"the pages {first_page} to {end_page - 1} of the index file {shape.key}"):
         return decode_items(b"".join(parts), shape.widths, shape.base_ms)
 
 
@@ -224,10 +224,15 @@ def decode_trailer(key: str, data: bytes) -> tuple[Shape, int]:
         raise CorruptionError(f"{key}: an index file cannot have only {len(data)} bytes")
     raw = bytes(data[len(data) - TRAILER_BYTES :])
     fields = TRAILER.unpack(raw)
-    footer_offset, items, base_ms, footer_crc, major, minor, own, slot_bits, *widths, magic, total = fields
+    footer_offset, items, base_ms, footer_crc, major, minor, own_crc, slot_bits, *widths, magic, total = (
+        fields
+    )
     if magic != TRAILER_MAGIC:
         raise CorruptionError(f"{key}: the last {TRAILER_BYTES} bytes are not the trailer of an index file")
-    if raw != TRAILER.pack(*fields) or own != fastcrc.crc32.iscsi(TRAILER.pack(*fields[:6], 0, *fields[7:])):
+    # The trailer's own checksum is of its bytes with a 0 in the checksum's place.
+    if raw != TRAILER.pack(*fields) or own_crc != fastcrc.crc32.iscsi(
+        TRAILER.pack(*fields[:6], 0, *fields[7:])
+    ):
         raise CorruptionError(f"{key}: the trailer of the index file fails its checksum")
     require_major(major, minor, f"{key}: index file")
     return Shape(key, items, slot_bits, Widths(*widths), base_ms, total, total - footer_offset), footer_crc

@@ -23,12 +23,15 @@ ReadRange = Callable[[str, int, int], Awaitable[bytes]]
 PAGES_AT_ONCE = 8
 """Pages of one read: 32 KiB."""
 GUESSED_ITEMS_MAX = 1 << 20
+"""In files of more items, the position of a hash is not guessed."""
 GUESS_SPREAD = 2
-"""Half of the guessed range in square roots of the number of items: at least four standard deviations."""
+"""A guess covers so many square roots of the number of items on each side of the expected position: at least four
+standard deviations."""
 
 
 class Wanted(NamedTuple):
-    """Items of ``hash`` stored in [begin_ms, end_ms]; at least the ``items_max`` newest ones."""
+    """What a query wants: the items with ``hash`` whose messages were stored from ``begin_ms`` to ``end_ms``, both
+    included; if they are many, at least the ``items_max`` newest ones."""
 
     hash: int
     begin_ms: int
@@ -37,7 +40,7 @@ class Wanted(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Items found, newest first. ``is_all``: no older ones exist in the time range."""
+    """The items found, newest first. ``is_all``: the file has no others in the time range."""
 
     items: Table
     is_all: bool
@@ -107,7 +110,8 @@ class _Pages:
         self._items = np.zeros(0, ITEM_DTYPE)
 
     async def items_from(self, item: int) -> tuple[Table, int]:
-        """(items from number ``item`` on, as many as one read gives, the number after them)."""
+        """Items from number ``item`` of the file on, as many as one read gives, and the number of the item after
+        them."""
         if not self._begin <= item < self._begin + len(self._items):
             await self._load(item // PAGE_ITEMS, PAGES_AT_ONCE)
         found = self._items[item - self._begin :]
@@ -115,7 +119,8 @@ class _Pages:
 
     async def first_at_least(self, hash_: int, end_ms: int) -> int:
         """The number of the slot's first item with the hash ``hash_`` that is not newer than ``end_ms``, or where it
-        would be. A binary search, which reads pages; the first read is at the slot's begin, where it mostly is."""
+        would be. A binary search, which reads a page at each step; the first read is of PAGES_AT_ONCE pages at the
+        slot's begin, where the item mostly is."""
         low, high = self.first_item, self.end_item
         pages = PAGES_AT_ONCE
         while low < high:
@@ -157,7 +162,8 @@ class _Pages:
 
 
 def _lower_bound(items: Table, hash_: int, end_ms: int) -> int:
-    """Index of the first of sorted ``items`` that is not before (hash, newest allowed time)."""
+    """Where the items with the hash ``hash_`` that are not newer than ``end_ms`` begin in ``items``, which are sorted
+    by hash and then newest first."""
     low = int(np.searchsorted(items["hash"], np.uint64(hash_), side="left"))
     high = int(np.searchsorted(items["hash"], np.uint64(hash_), side="right"))
     return low + int(np.searchsorted(~items["store_timestamp"][low:high], ~end_ms, side="left"))

@@ -39,6 +39,7 @@ def in_order(items: Table) -> bool:
     if len(items) < 2:
         return True
     before, after = items[:-1], items[1:]
+    # The first column in which two neighbours differ decides whether they rise.
     decided = np.zeros(len(before), bool)
     rising = np.zeros(len(before), bool)
     for name, sign in _COLUMNS:
@@ -52,14 +53,17 @@ def in_order(items: Table) -> bool:
 
 def missing_items(items: Table, wanted: Table) -> int:
     """How many different ones of ``wanted`` are not among ``items``, which are in order."""
-    known = np.ascontiguousarray(items["hash"])
-    wanted = picked(wanted, np.argsort(wanted["hash"]))  # a search from one to the next stays in the cache
-    if len(known):
-        first = picked(items, np.minimum(np.searchsorted(known, wanted["hash"]), len(known) - 1))
+    item_hashes = np.ascontiguousarray(items["hash"])
+    wanted = picked(
+        wanted, np.argsort(wanted["hash"])
+    )  # in order, searches find their data in the CPU's cache
+    if len(item_hashes):
+        first = picked(items, np.minimum(np.searchsorted(item_hashes, wanted["hash"]), len(item_hashes) - 1))
         wanted = picked(wanted, first != wanted)
-    # Keys of several messages, of which the first is another one, are compared by sorting: equal items are dropped.
+    # Left are keys whose first item is that of another message. All their items are sorted together with the wanted
+    # ones, and equal items dropped: what remains beyond the items is missing.
     hashes = np.unique(wanted["hash"])
-    begin, end = (np.searchsorted(known, hashes, side) for side in ("left", "right"))
+    begin, end = (np.searchsorted(item_hashes, hashes, side) for side in ("left", "right"))
     same = picked(items, positions(begin, end - begin))
     return len(sorted_items(concatenated([same, wanted], items.dtype))) - len(same)
 
@@ -77,8 +81,9 @@ def position_after(items: Table, item: np.void) -> int:
 
 
 def _rising(values: Any, sign: int) -> Any:
-    """Values that rise with the order. Inverted, not negated: the least integer is its own negative, and any time
-    may occur."""
+    """``values`` of a column as they are, or, if ``sign`` is negative as the largest come first, with all bits
+    inverted, so that they rise. Negation would not do: the least integer is its own negative, and any time may
+    occur."""
     return values if sign > 0 else ~values
 
 

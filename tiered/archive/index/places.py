@@ -24,12 +24,13 @@ PAGE_KIND = b"RMQTIDXP"
 PAGE_ROWS = 8192
 PLACE_DTYPE = np.dtype([("phys", "<i8"), ("queue", "<u4")])
 PAGE_DTYPE = np.dtype([("first_phys", "<i8"), ("rows", "<u4"), ("stored_bytes", "<u4")])
-"""A page of places, in the footer; pages follow one another from the end of the slots."""
+"""How the footer of an index file describes a page of places. Pages follow one another from the end of the slots."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """``rows`` (PLACE_DTYPE), by physical offset; ``rows["queue"]`` indexes ``queues``."""
+    """Where records are: ``rows`` (PLACE_DTYPE) with the physical offset of each, sorted by it, and its queue, as an
+    index into ``queues``."""
 
     queues: Sequence[QueueKey]
     rows: Table
@@ -89,7 +90,7 @@ def missing_places(named: Places, wanted: Places) -> int:
         np.searchsorted(known, wanted.rows["phys"], "right"),
     )
     is_named = np.zeros(len(queue), bool)
-    for step in range(int((end - at).max(initial=0))):  # queues with a record at one offset
+    for step in range(int((end - at).max(initial=0))):  # several queues may have a record at one offset
         place = np.minimum(at + step, len(known) - 1)
         is_named |= (at + step < end) & (named_queue[place] == queue)
     return len(np.unique(wanted.rows[~is_named]))

@@ -50,7 +50,8 @@ class IndexHeader(NamedTuple):
 
 
 class IndexedMessage(NamedTuple):
-    """The keys of a message that the broker indexes: UNIQ_KEY first, then each of KEYS."""
+    """What the broker's index needs of a message: its ``keys``, UNIQ_KEY first and then each of KEYS; its topic,
+    physical offset and store time."""
 
     topic: str
     keys: Sequence[str]
@@ -59,7 +60,8 @@ class IndexedMessage(NamedTuple):
 
 
 def indexed_message(record: Record, *, with_tags: bool) -> IndexedMessage:
-    """Like ``IndexService.buildIndex``. ``with_tags``: 5.5 also indexes TAGS, as a key ``T#tag``."""
+    """The keys of ``record`` that ``IndexService.buildIndex`` of a broker indexes. ``with_tags``: as in RocketMQ 5.5,
+    which also indexes TAGS, as the key ``T#tag``."""
     keys = [record.uniq_key] if record.uniq_key else []
     keys += record.keys
     if with_tags and record.tags:
@@ -94,7 +96,8 @@ class IndexFileImage:
     def begin(
         cls, data: bytearray | mmap.mmap, slots: int, items: int, previous: IndexHeader | None
     ) -> IndexFileImage:
-        """A new file; until its first message its bounds are the end of the file before."""
+        """A new file. Until it has a message, its times and physical offsets are the end of the file before, whose
+        header is ``previous``; 0 if there is none."""
         end_ms, end_phys = (0, 0) if previous is None else (previous.end_ms, previous.end_phys)
         return cls(data, slots, items, IndexHeader(end_ms, end_ms, end_phys, end_phys, 0, 1))
 
@@ -206,6 +209,7 @@ class _FileBeingWritten:
         self.image = IndexFileImage.begin(self._mapped, slots, items, previous)
 
     def put(self, hash_: int, message: IndexedMessage) -> None:
+        """Add a key of ``message`` with the broker's hash ``hash_``. Raises the TieredError of an error of the disk."""
         end = self._slot_bytes + ITEM.size * (self.image.header.item_count + 1)
         if end > self._allocated:
             with _translated(self._path):
@@ -213,6 +217,7 @@ class _FileBeingWritten:
         self.image.put(hash_, message.phys, message.store_timestamp)
 
     def finish(self) -> IndexHeader:
+        """Write the header, close the file, and return the header. Raises the TieredError of an error of the disk."""
         self.image.finish()
         with _translated(self._path):
             self._mapped.flush()
@@ -242,7 +247,8 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _file_name(begin_ms: int, before: Sequence[Path]) -> str:
-    """yyyyMMddHHmmssSSS, above all earlier names: the broker loads files in the order of their names."""
+    """The name of an index file whose first message was stored at ``begin_ms``: yyyyMMddHHmmssSSS, as the broker names
+    it, but above the names of all files ``before``, as the broker loads files in the order of their names."""
     second, ms = divmod(min(max(begin_ms, 0), DATES_END_MS), 1000)  # damaged records may have any time
     name = f"{datetime.fromtimestamp(second, UTC):%Y%m%d%H%M%S}{ms:03d}"
     return max(name, f"{int(before[-1].name) + 1:017d}") if before else name
