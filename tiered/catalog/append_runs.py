@@ -30,6 +30,7 @@ from tiered.model.tables import (
 Ints = NDArray[Any]
 
 _FLAG_OF_KIND = np.array([0, QUEUE_BATCH, QUEUE_LMQ], np.uint32)
+"""The flag of a queue that has a run of the kind (RunKind) with this number."""
 
 
 def append_runs(
@@ -69,10 +70,12 @@ def append_runs(
 
 
 def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
-    """Both sorted by (row, base offset), copied."""
+    """Copies of ``runs`` and of ``row``, which is the row of the queue of each, sorted by row and first offset."""
     base = runs["base_queue_offset"]
     if bool(((row[1:] > row[:-1]) | ((row[1:] == row[:-1]) & (base[1:] >= base[:-1]))).all()):
-        return row, copied(runs)  # the queues were sorted when they were new
+        return row, copied(
+            runs
+        )  # usually: a writer lists runs by queue, and new queues got their rows in that order
     order = np.lexsort((base, row))
     return row[order], picked(runs, order)
 
@@ -114,9 +117,9 @@ def _check_runs(draft: CommitDraft, version: int) -> None:
 
 
 def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueKey]]:
-    """The row of each of the draft's queues in the queue table, and the queues among them that are new, whose rows
-    follow the present ones; -1 for an unknown queue of which the draft has no run. Raises CommitInvalidError if a queue
-    may not get messages."""
+    """The row of each of the draft's queues in the queue table (-1: it is new and has no run), and those that are new
+    and have runs: they get the rows after the present ones. Raises CommitInvalidError if a queue may not get
+    messages."""
     count = len(state.table)
     rows = state.directory.rows(draft.queues, count)
     has_runs, has_gaps = np.zeros(len(draft.queues), bool), np.zeros(len(draft.queues), bool)
@@ -125,7 +128,8 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
     gap_alone = np.flatnonzero(has_gaps & ~has_runs & (rows < 0))
     if len(gap_alone):
         raise CommitInvalidError(
-            f"{draft.queues[int(gap_alone[0])]}: the commit records a gap, but the queue has no message"
+            f"{draft.queues[int(gap_alone[0])]}: nothing was committed, as the commit records a gap in a queue without "
+            "messages"
         )
     _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
     # An earlier generation gets its row before the one that follows it.
@@ -154,7 +158,7 @@ def _succession(state: CatalogState, keys: Sequence[QueueKey]) -> list[tuple[int
     """For each of the new queues ``keys`` that is a later generation (its topic was deleted and created again): its row
     in the queue table and that of the generation before. Raises CommitInvalidError where a generation is missing."""
     newest: dict[tuple[str, int], tuple[int, int]] = {}
-    """(generation, row) of the newest one of each queue."""
+    """By topic and queue id: the newest generation so far, and its row."""
     pairs = []
     for row, key in enumerate(keys, len(state.table)):
         queue = key[:2]
@@ -236,7 +240,8 @@ def _check_offsets(
     gap_first = np.flatnonzero(begins_queue & is_gap)
     if len(gap_first):
         raise CommitInvalidError(
-            f"{directory.roster.keys[row[gap_first[0]]]}: the commit records a gap before the queue's first message"
+            f"{directory.roster.keys[row[gap_first[0]]]}: nothing was committed, as the commit records a gap before "
+            "the queue's first message"
         )
     is_last = np.concatenate([is_first[1:], [True]])
     return row[is_last], end[is_last]
@@ -299,7 +304,7 @@ def _firsts(row: Ints) -> NDArray[np.bool_]:
 
 
 def _show(draft: CommitDraft, index: int) -> str:
-    """A run of the draft as the text of an error: its queue, its offsets there and in the commitlog."""
+    """The run number ``index`` of the draft as text for an error: its queue, its offsets there and in the commitlog."""
     run = draft.runs[index]
     return (
         f"of {draft.queues[run['queue']]}, offsets [{run['base_queue_offset']}, {run['end_queue_offset']}), "

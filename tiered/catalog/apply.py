@@ -56,11 +56,13 @@ def with_root(kept: Sequence[RootRef], root: RootRef) -> tuple[RootRef, ...]:
 
 
 _MOVES_NOTHING = (CommitKind.CLAIM, CommitKind.RELEASE)
+"""Commits that add and remove no messages."""
 
 
 def with_extras(before: CatalogState, state: CatalogState, commit: Commit) -> CatalogState:
-    """Apply everything that a commit carries besides what is special to its kind, which is applied already: ``state``
-    is ``before`` with that. Raises CommitInvalidError."""
+    """Apply what commits of several kinds may carry: settings, pages, index files, timers, pending deletions.
+    ``state``: the state ``before`` the commit, with what is special to its kind already applied. Raises
+    CommitInvalidError."""
     state = _with_marks(state, commit.draft)
     state = _with_pages(state, commit)
     try:
@@ -142,7 +144,8 @@ def _with_pages(state: CatalogState, commit: Commit) -> CatalogState:
             raise CommitInvalidError(
                 "the commit merges a catalog page that another commit has replaced; nothing was committed"
             )
-        # In the place of the first one that they replace: pages of one sequence are in the order of their queues.
+        # The new pages take the place of the first one that they replace, as the pages of one sequence must stay in the
+        # order of their queues.
         at = next((number for number, page in enumerate(pages) if page.key in gone), len(pages))
         pages = (*pages[:at], *change.added, *(page for page in pages[at:] if page.key not in gone))
     chunks = state.chunks
@@ -204,6 +207,7 @@ def _with_timers(state: CatalogState, commit: Commit) -> CatalogState:
 
 
 def _without_older(chunk: RunChunk, version: int) -> RunChunk:
+    """``chunk`` without the runs that ``version`` and earlier ones added."""
     kept = chunk.runs["version"] > version
     return chunk if kept.all() else selected(chunk, kept)
 
@@ -238,7 +242,8 @@ def _with_garbage(before: CatalogState, state: CatalogState, commit: Commit) -> 
 
 
 def _named(state: CatalogState) -> tuple[int | RootRef, ...]:
-    """Identities of the parts that reference catalog objects; equal ones skip comparing all keys."""
+    """What identifies the parts of ``state`` that name catalog objects. Two states with equal ones name the same
+    objects, so that their keys need not be compared."""
     parts = (state.pages, state.state_objects, state.indexes, state.deletion_lists, state.timers)
     return state.root, *map(id, parts)
 
@@ -247,6 +252,7 @@ CHUNKS_MAX = 64
 """Chunks in memory are joined above this number: lookups touch few arrays at a low average cost."""
 
 _OWNERS_ONLY = (CommitKind.APPEND, CommitKind.LOG_HISTORY, CommitKind.RELEASE)
+"""Commits that only the archive's owner may make."""
 
 
 def apply(state: CatalogState, commit: Commit, history_state: CatalogState | None = None) -> CatalogState:
@@ -300,7 +306,8 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
         )
     if (state.cluster and place.cluster != state.cluster) or (state.broker and place.broker != state.broker):
         raise CommitInvalidError(
-            f"{invalid}: it is of {place.cluster}/{place.broker}, but the archive is of {state.cluster}/{state.broker}"
+            f"{invalid}: it was made for the archive of {place.cluster}/{place.broker}, but this is the archive of "
+            f"{state.cluster}/{state.broker}"
         )
     if is_claim:
         if draft.owner is None or draft.owner.instance != place.actor or draft.owner.released:
@@ -466,11 +473,13 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
     ]
     if garbage:
         raise CommitInvalidError(
-            f"the object {garbage[0]} is a pending deletion, which garbage collection may delete at any time"
+            f"catalog version {commit.version} is invalid: it adds the object {garbage[0]}, a pending deletion, which "
+            "garbage collection may delete at any time"
         )
 
 
 def _with_chunk(chunks: tuple[RunChunk, ...], chunk: RunChunk) -> tuple[RunChunk, ...]:
+    """``chunks`` with ``chunk`` added, unless it is empty; too many are joined to one."""
     if not len(chunk.runs):
         return chunks
     chunks = (*chunks, chunk)

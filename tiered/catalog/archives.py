@@ -29,16 +29,16 @@ class Archive:
 
 
 def list_archives(store: ObjectStore) -> list[tuple[str, str]]:
-    """(cluster, broker) of every archive under ``store``, sorted, also of those whose catalog is lost. One or two LISTs
-    of one key for each with a catalog."""
+    """The (cluster, broker) of every archive under ``store``, sorted, also of those whose catalog is lost. Takes one or
+    two LISTs of one key for each that has a catalog."""
     return sorted(_names(store, prefix) for prefix in _prefixes(store))
 
 
 def find_archive(store: ObjectStore, cluster: str | None = None, broker: str | None = None) -> Archive:
-    """The archive with these names below ``store``. With both names nothing is read, and the archive may be empty; of
-    an omitted one there must be only one choice.
+    """The archive of this cluster and broker below ``store``. With both names nothing is read, and the archive may be
+    empty; if one is omitted, only one archive may fit.
 
-    Raises NotFoundError when there is none, UsageError listing the choices when there are several.
+    Raises NotFoundError if none fits, and UsageError, which lists the choices, if several do.
     """
     if cluster is not None and broker is not None:
         return Archive(cluster, broker, PrefixedStore(store, archive_prefix(cluster, broker)))
@@ -69,6 +69,7 @@ def open_archive(store: ObjectStore, cluster: str | None = None, broker: str | N
 
 
 def _known(existing: list[tuple[str, str]]) -> str:
+    """A hint that names the archives ``existing``; empty without any."""
     return f"it holds {', '.join('/'.join(names) for names in existing)}" if existing else ""
 
 

@@ -20,7 +20,7 @@ TABLE_NAMES: Final = (
 )
 """The broker's tables, by their names below `state/`."""
 BROKER: Final = "broker"
-"""The archive-wide setting that has them."""
+"""The archive-wide setting that holds these facts."""
 
 
 class BrokerFacts(NamedTuple):
@@ -43,10 +43,11 @@ def recorded_facts(state: CatalogState) -> BrokerFacts:
 
 
 def facts_to_record(state: CatalogState, found: BrokerFacts) -> Mapping[str, Any]:
-    """Settings of the next commit: empty if ``state`` has all that is known."""
+    """The settings by which the next commit records the facts ``found``, of which unknown ones do not replace those
+    that ``state`` has; empty if nothing changes."""
     before = recorded_facts(state)
-    known: dict[str, Any] = {name: value for name, value in found._asdict().items() if value}
-    after = before._replace(**known)
+    known_facts: dict[str, Any] = {name: value for name, value in found._asdict().items() if value}
+    after = before._replace(**known_facts)
     return {} if after == before else {BROKER: after._asdict()}
 
 

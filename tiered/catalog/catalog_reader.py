@@ -53,7 +53,7 @@ def head_version(store: ObjectStore) -> int:
 
 
 def read_commit(store: ObjectStore, version: int) -> Commit:
-    """One commit; raises NotFoundError, CorruptionError, or what the store raises."""
+    """Read the commit of ``version``. Raises NotFoundError, CorruptionError, or what the store raises."""
     return _decoded(store, version, _commit_bytes(store, version))
 
 
@@ -75,8 +75,9 @@ def load(
     """The state of the catalog at its newest version, or at ``version``. ``store`` is below the archive's prefix.
     ``known``: an earlier state to continue from if no newer root page (a copy of the whole state) is readable.
 
-    Raises NoArchiveError when nothing is there, CatalogLostError when objects are there without any commit,
-    ArchiveDamagedError when the chain is broken, and UnsupportedFormatError.
+    Raises NoArchiveError if nothing is there, CatalogLostError if objects are there without any commit, NotFoundError
+    if the archive has no such version, ArchiveDamagedError if the chain of commits is broken, and
+    UnsupportedFormatError.
     """
     wanted = head_version(store) if version is None else version
     if wanted == 0:
@@ -168,15 +169,16 @@ def follow(store: ObjectStore, state: CatalogState, commit: Commit) -> CatalogSt
 
 
 def history_spans(state: CatalogState) -> list[tuple[int, int]]:
-    """Versions (first, last), newest first, on the current log history; the versions between were abandoned."""
+    """The catalog versions, as spans (first, last), newest first, whose commits led to ``state``. Those between two
+    spans were abandoned when the broker's log was truncated or replaced."""
     first_kept = max(1, state.repaired_version)
     spans = spans_to(state.log_histories, state.version)
     return [(max(first, first_kept), last) for first, last in spans if last >= first_kept]
 
 
 def shared_version(histories: Sequence[LogHistory], version: int, other: int) -> int:
-    """The newest version that both ``version`` and the version ``other``, perhaps of another log history, continue; 0:
-    none."""
+    """The newest catalog version whose messages both ``version`` and the version ``other`` have, which may be of
+    another log history; 0: there is none."""
     common_ends = [
         min(last, other_last)
         for first, last in spans_to(histories, version)
@@ -198,7 +200,7 @@ def spans_to(histories: Sequence[LogHistory], version: int) -> list[tuple[int, i
 
 
 def histories_to(histories: Sequence[LogHistory], version: int) -> Iterator[LogHistory]:
-    """The histories whose begins led to ``version``, newest first: others began later, or were abandoned."""
+    """The log histories whose begins led to ``version``, newest first. Others began later, or were abandoned."""
     last = version
     for history in reversed(histories):
         if history.version <= last:
@@ -217,7 +219,7 @@ def newest_log_check(store: ObjectStore, first: int, last: int) -> tuple[int, Lo
 
 
 def read_root(store: ObjectStore, root: RootRef) -> CatalogState:
-    """The state in a root page; raises NotFoundError, CorruptionError, or what the store raises."""
+    """The state in the root page ``root``. Raises NotFoundError, CorruptionError, or what the store raises."""
     source = f"{store.url}/{root.key}"
     state = decode_root(read_page_bytes(store, root.key), source=source)
     if state.version != root.version:
@@ -242,6 +244,7 @@ def _start(
                     "a root page of the catalog cannot be read, and more commits are read instead: %s", error
                 )
             is_collected = isinstance(error, NotFoundError) and kept.version < root.version and bool(kept.key)
+            # Instead of ``kept``, a damaged root page is replaced by the one before it.
             root_error = root_error or error
             root, kept = (kept, NO_ROOT) if is_collected else (_root_before(store, root, root_error), kept)
             continue

@@ -55,11 +55,13 @@ HEAD_CHECK_MS = 10_000
 
 T = TypeVar("T")
 Built = tuple[CommitDraft, NewHistory | None]
+"""What is to be committed, and the log history that it starts, if any."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A commit whose outcome is unknown."""
+    """A commit whose outcome is unknown. ``source``: what the caller wanted committed; ``body``: the encoded
+    ``commit``; ``next_state``: the state if it is won."""
 
     source: CommitDraft
     commit: Commit
@@ -170,19 +172,22 @@ class CatalogWriter:
         return self
 
     def refresh(self) -> CatalogState:
-        """Catch up with the head, for fenced writers and standbys."""
+        """Read the newest state of the catalog and return it: a fenced writer, and one that stands by, learn here what
+        others have committed."""
         with self._lock:
             self._move_to(refresh(self._store, self._state))
             return self._state
 
     def abort(self) -> None:
-        """Make waiting calls raise UnavailableError, and end a merge of pages; callable from any thread, final."""
+        """Make calls that wait for the store raise UnavailableError, now and from now on, and end a merge of pages. May
+        be called from any thread."""
         self._retry.abort()
         self._pages.abort()
 
     def merges_paused(self, *, spills_late: bool = False) -> AbstractContextManager[None]:
-        """Inside it no merge replaces pages, which would make the work of another actor of this process void.
-        ``spills_late``: its work has runs in memory, which are spilled later than usual."""
+        """Inside this context no merge replaces pages of the catalog, as the work of another actor of this process on
+        them would be void. ``spills_late``: the work is on runs that are in no page, so that they move into pages
+        later than usual."""
         return self._pages.merges_paused(spills_late=spills_late)
 
     # -- commits ----------------------------------------------------------------------------------------------
@@ -358,6 +363,7 @@ class CatalogWriter:
             self._pages.merge(state)
 
     def _move_to(self, state: CatalogState) -> None:
+        """Take ``state`` as the newest known one."""
         self._state = state
         if self._epoch == state.epoch:
             self._own_state = state
@@ -482,17 +488,21 @@ class CatalogWriter:
         new keys at each try."""
 
         def begun() -> Built:
+            """One try: puts the pages of the log history, and returns the commit that names them."""
             start = replace(self._start_of(state, phys, common), **more)
             return self._begin(begin_history(state, start, self._history_pages(state)), start)
 
         return self._retry.call(begun)
 
     def _history_pages(self, state: CatalogState) -> HistoryPages:
+        """What the begin of a log history needs to read, put and divide pages."""
         return HistoryPages(
             self._pages.index, self._pages.put_runs(state), self._limits.page_runs_max, RunCuts(self._store)
         )
 
     def _start_of(self, state: CatalogState, phys: int, common: CatalogState | None) -> Divergence:
+        """The divergence after ``state`` at the commitlog offset ``phys``, from the state ``common``, with new keys for
+        the objects that its log history puts."""
         root_key, hidden_key = (
             self._pages.new_key(kind, state.version + 1, state.epoch) for kind in ("history", "hidden")
         )

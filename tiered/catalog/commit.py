@@ -1,11 +1,10 @@
-"""Commits: their content and encoding.
+"""Commits and root pages: their content and encoding.
 
 A *draft* is the content; a *commit* is the draft at one version of the chain, with the put id by which its writer
 recognises it. apply.py checks commits, catalog_writer.py writes them.
 
-Root pages: the whole state at one version as bytes, from which a reader starts.
-
-The put id of a state that starts a log history is not included: its commit names the page.
+A *root page* is the whole state at one version as bytes, from which a reader starts. That of a state that starts a log
+history lacks the state's put id: its commit, which is encoded later, names the page and has the put id.
 """
 
 import hashlib
@@ -74,21 +73,21 @@ class CommitKind(StrEnum):
 
 
 class CommitInvalidError(TieredError):
-    """The commit does not follow from the state; nothing was written. A bug, or superseded by another commit."""
+    """The commit may not follow the state; nothing was written. Another commit was made first, or it is a bug."""
 
 
 @dataclass(frozen=True)
 class PageChange:
-    """Runs that a commit moves into pages. ``root`` is the state one version before, or of this version when it starts
-    a log history."""
+    """What a commit changes in the pages of the catalog. ``root``: a new root page, of the state one version before, or
+    of this version if the commit starts a log history. ``added`` pages take the place of ``removed`` ones, by key."""
 
     root: RootRef = NO_ROOT
     spilled_version: int = 0
-    """Runs in memory up to this version are now in ``added``."""
+    """The runs that versions up to this one added, and that were in no page, are now in ``added``."""
     added: Sequence[PageRef] = ()
     removed: Sequence[str] = ()
     resolved_version: int = 0
-    """Tombstones up to this version are already applied to ``added``."""
+    """``added`` does not have the runs that versions up to this one removed."""
 
 
 NO_PAGES = PageChange()
@@ -98,10 +97,10 @@ NO_PAGES = PageChange()
 class CommitDraft:
     """The content of a commit. Table columns ``queue`` index ``queues``; ``runs.object`` indexes ``objects``.
 
-    ``queues`` may contain queues without runs. ``kind`` is a CommitKind. ``removed``: runs removed (maintenance).
-    ``floors`` expire the runs below them. ``pending_deletions`` become garbage, for ``reason``; ``restored`` ones are
-    used again, ``purged`` ones may be deleted once this is committed; ``deletions`` changes the lists of more. A
-    replaced state object becomes garbage automatically.
+    ``kind`` is a CommitKind. ``queues`` may contain queues without runs. ``removed``: runs that maintenance removes.
+    ``floors``: new minimum offsets, below which runs expire. Keys of objects: ``pending_deletions`` become garbage, for
+    ``reason``; ``restored`` ones are used again; ``purged`` ones may be deleted once this is committed. ``deletions``
+    changes the lists of pending deletions. A replaced state object becomes garbage automatically.
     """
 
     kind: str
@@ -131,7 +130,7 @@ class CommitDraft:
     pages: PageChange = NO_PAGES
     index: IndexChange = NO_INDEX_CHANGE
     timers: Sequence[TimerRef] = ()
-    """New objects of timers, and others with new progress; those without anything left are removed."""
+    """New objects with timers, and others with new progress, of which those that are done are removed."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +145,13 @@ class CommitPlace:
     broker: str
     root: RootRef
     kept_root: RootRef = NO_ROOT
-    """The newest of the roots that are kept, if ``root`` is no longer there."""
+    """The newest of the older root pages that are kept, for readers that no longer find ``root``."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A draft at its place."""
+    """A draft at its place in the chain. ``put_id`` identifies this very commit: another writer's commit of the same
+    version has another one."""
 
     draft: CommitDraft
     place: CommitPlace
@@ -277,6 +277,7 @@ def refuse_unknown(container: Container, kind: object, source: str) -> None:
 
 
 def _unknown_runs(runs: Table | None) -> str:
+    """The first kind of ``runs`` that this program does not know, as text; empty if it knows all."""
     if runs is None or "kind" not in (runs.dtype.names or ()):
         return ""
     unknown = runs["kind"][runs["kind"] > max(RunKind)]
@@ -481,7 +482,7 @@ def describe(state: CatalogState) -> dict[str, object]:
     key_of = map(memory.object_keys.__getitem__, memory.objects["key"][memory.runs["object"]].tolist())
     runs = sorted(zip(queue_of, key_of, *(memory.runs[name].tolist() for name in names), strict=True))
     rows, begin, size = state.table.tobytes(), QUEUE_DTYPE.itemsize, state.table.itemsize
-    # As bytes, as tuples of 100,000 queues take 100 MiB.
+    # Rows are compared as bytes, without the queue's name in front: tuples of 100,000 queues would take 100 MiB.
     queues = {key: rows[row * size + begin : (row + 1) * size] for row, key in enumerate(state.queue_keys)}
     gaps = sorted((*state.key_of(int(gap["queue"])), *gap.tolist()[1:]) for gap in state.gaps)
     tombstones = sorted((*state.key_of(int(run["queue"])), *run.tolist()[1:]) for run in state.tombstones)

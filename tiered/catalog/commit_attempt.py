@@ -51,6 +51,7 @@ class CommitAttempt:
             self._retry.back_off(failures, cause)
 
     def _read_back(self, version: int) -> Commit | None:
+        """The commit that has ``version`` in the store; None: there is none, or it cannot be read now."""
         try:
             return read_commit(self._store, version)
         except (NotFoundError, UnavailableError):

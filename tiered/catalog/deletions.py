@@ -20,7 +20,7 @@ from tiered.object_store.interface import ObjectStore
 
 LIST_KIND = b"RMQTDELS"
 KEPT_MS = 1 << 62
-"""``since_ms`` of what is kept: no grace period that begins then ends."""
+"""``since_ms`` of an object that is kept: a time so late that its grace period never ends."""
 ENTRY_DTYPE = np.dtype([("since_ms", "<i8"), ("version", "<i8")])
 
 
@@ -83,7 +83,7 @@ NO_DELETION_CHANGE = DeletionChange()
 
 
 def encode_list(entries: Mapping[str, PendingDeletion]) -> bytes:
-    """The entries of one list."""
+    """``entries``, by key of the object to be deleted, as the bytes of a list's object."""
     keys = sorted(entries)
     table = np.zeros(len(keys), ENTRY_DTYPE)
     for name in ENTRY_DTYPE.names or ():
@@ -92,7 +92,7 @@ def encode_list(entries: Mapping[str, PendingDeletion]) -> bytes:
 
 
 def list_of(key: str, entries: Mapping[str, PendingDeletion], size_bytes: int) -> DeletionList:
-    """The description of a list, whose entries have one reason."""
+    """The catalog's entry for the list with ``entries``, which all have the same reason, in the object ``key``."""
     (reason,) = {pending.reason for pending in entries.values()}
     times = [pending.since_ms for pending in entries.values()]
     version = max(pending.version for pending in entries.values())
@@ -155,8 +155,8 @@ def after_change(
         ]
         if len(spilled) != listed.entries:
             raise ValueError(
-                f"the list {listed.key} has {listed.entries} pending deletions, but the catalog has {len(spilled)} of "
-                "its reason"
+                f"the list {listed.key} has {listed.entries} pending deletions, but the catalog has {len(spilled)} "
+                f"with its reason, {listed.reason}, that may move into it"
             )
         for key in spilled:
             del recent[key]

@@ -1,8 +1,9 @@
 """Applies floors: a queue's minimum offset rises, and the runs below it have expired. Pure.
 
-Where it does not rise, key compaction dropped rows, and only their number changes.
+A floor that does not rise says how many messages key compaction dropped from the queue.
 
-Runs in memory leave at once. Those in pages stay there until a merge; readers skip them by the floor.
+Expired runs that are in no page are removed at once. Those in pages stay there until pages are merged, and readers skip
+them by the floor.
 """
 
 import numpy as np
@@ -55,11 +56,12 @@ def is_expired(runs: Table, minimum: NDArray[np.int64]) -> NDArray[np.bool_]:
 def rows_below(runs: Table, minimum: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many rows of each of ``runs`` are below the floor ``minimum`` of its queue. A floor inside a run is set only
     where each offset has a row."""
-    found: NDArray[np.int64] = np.clip(minimum - runs["base_queue_offset"], 0, runs["rows"])
-    return found
+    rows: NDArray[np.int64] = np.clip(minimum - runs["base_queue_offset"], 0, runs["rows"])
+    return rows
 
 
 def _living(chunk: RunChunk, minimum: NDArray[np.int64]) -> RunChunk:
+    """``chunk`` without expired runs. ``minimum``: the minimum offset of each queue, by row."""
     expired = is_expired(chunk.runs, minimum[chunk.runs["queue"]])
     return selected(chunk, ~expired) if expired.any() else chunk
 

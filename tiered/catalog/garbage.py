@@ -1,10 +1,10 @@
 """Garbage: decides which objects may be deleted. Pure, but for reading pages and lists.
 
-Deleted are pending deletions of committed versions after the grace period, and uncommitted objects of fenced epochs:
-an object carries its epoch, and no commit can refer to one of an older epoch. Those are candidates: only what is
-explained (tiered/archive/found_objects.py) is deleted. Age alone never makes an object garbage. Commits and
-everything the head references are never deleted. The grace period depends on the reason: objects of a
-truncated log wait longer. Lists of pending deletions are collected as a whole.
+Two kinds of objects are deleted. Pending deletions are, after their grace period; it depends on the reason, and objects
+of a truncated log wait longer. Objects that no commit names are *candidates* if they are of a fenced epoch, as no
+commit can name them any more; of these, only those whose messages are explained (tiered/archive/found_objects.py) are
+deleted. Age alone never makes an object garbage. Commits, and everything that the newest one names, are never deleted.
+Lists of pending deletions are collected as a whole.
 
 The age of a pending deletion is by the writer's clock or the bucket's timestamp of the commit, whichever is later: a
 wrong writer clock cannot shorten the grace period.
@@ -39,6 +39,7 @@ from tiered.object_store.interface import ObjectInfo, ObjectStore, Upload
 
 CURRENT = "of the current epoch"
 CANDIDATE = "of another epoch"
+"""Why objects that no commit names are not deleted at once; candidates are judged by what is in them."""
 
 
 class KeySet:
@@ -55,15 +56,15 @@ class KeySet:
 
     @staticmethod
     def union(parts: Iterable[KeySet]) -> KeySet:
-        """All keys of ``parts``."""
+        """The set of all keys of ``parts``."""
         return KeySet.of_digests(keys._digests for keys in parts)
 
     @staticmethod
     def of_digests(parts: Iterable[NDArray[np.uint64]]) -> KeySet:
-        """The keys with these digests."""
-        found = KeySet(())
-        found._digests = np.unique(np.concatenate([found._digests, *parts]))
-        return found
+        """The set of the keys whose digests are in one of ``parts``."""
+        union = KeySet(())
+        union._digests = np.unique(np.concatenate([union._digests, *parts]))
+        return union
 
     def holds(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether the key of each of ``digests`` (of the function of that name) is in the set."""
@@ -74,7 +75,7 @@ class KeySet:
         return np.equal(self._digests[at], digests)
 
     def has_any_of(self, other: KeySet) -> bool:
-        """Whether a key is in both."""
+        """Whether this set and ``other`` have a key in common."""
         return bool(other.holds(self._digests).any())
 
     def __contains__(self, key: object) -> bool:
@@ -94,11 +95,9 @@ def _digest(key: str) -> int:
 
 @dataclass
 class GcPlan:
-    """``delete``: existing objects to delete; ``purge``: pending deletions after their grace period, existing or not,
-    and ``lists`` of such.
-
-    ``kept`` counts the remaining objects by reason; ``delete_bytes`` is the size of ``delete``.
-    """
+    """``delete``: existing objects to delete, of ``delete_bytes`` in all. ``purge``: pending deletions whose grace
+    period is over, whether the object exists or not; ``lists``: lists of such. ``kept``: how many objects are kept, by
+    reason."""
 
     delete: list[str] = field(default_factory=list)
     purge: list[str] = field(default_factory=list)
@@ -117,16 +116,16 @@ class GcPlan:
     """Why nothing is deleted: the newest commit is missing."""
 
     def keep(self, reason: str) -> None:
-        """Count an object that is kept."""
+        """Count an object that is kept for ``reason``."""
         self.kept[reason] = self.kept.get(reason, 0) + 1
 
     def to_delete(self, info: ObjectInfo) -> None:
-        """Delete the object."""
+        """Plan to delete the object."""
         self.delete.append(info.key)
         self.delete_bytes += info.size_bytes
 
     def halt(self, why: str) -> None:
-        """Delete nothing."""
+        """Plan to delete nothing, because of ``why``."""
         self.halted = why
         self.delete, self.purge, self.lists, self.delete_bytes = [], [], [], 0
 
@@ -145,13 +144,13 @@ class Unexplained(NamedTuple):
 
 @dataclass(frozen=True)
 class Grace:
-    """Grace periods by reason."""
+    """Grace periods: ``diverged_ms`` of objects of a truncated or replaced log, ``ms`` of others."""
 
     ms: int
     diverged_ms: int
 
     def of(self, reason: str) -> int:
-        """Grace period of a pending deletion."""
+        """The grace period of a pending deletion with this reason, in ms."""
         return self.diverged_ms if reason == Reason.DIVERGED else self.ms
 
 
@@ -175,6 +174,7 @@ def plan_gc(
     plan = GcPlan()
 
     def is_over(reason: str, since_ms: int, version: int) -> bool:
+        """Whether the grace period of a pending deletion is over, by the writer's clock and by the bucket's."""
         grace_ms = grace.of(reason)
         return now_ms - since_ms >= grace_ms and version <= settled_version(grace_ms)
 
@@ -189,7 +189,8 @@ def plan_gc(
     for listed in state.deletion_lists:
         if is_over(listed.reason, listed.newest_ms, listed.version):
             keys = KeySet(keys_of(listed))
-            if not keys.has_any_of(references):  # else something in it was hidden, and waits longer
+            # A list with an object that is named again, or was hidden and waits longer, is kept as a whole.
+            if not keys.has_any_of(references):
                 plan.lists.append(listed)
                 due_keys.append(keys)
     due = (set(plan.purge), KeySet.union(due_keys))
@@ -207,7 +208,7 @@ def plan_gc(
             plan.keep(reason)
         else:
             plan.to_delete(info)
-    plan.purge += unexplained  # those that were not listed: a person has deleted them
+    plan.purge += unexplained  # those that no longer exist: a person has deleted them
     return plan
 
 

@@ -31,6 +31,7 @@ from tiered.object_store.interface import ObjectStore
 
 FIRST_HISTORY = 1
 _ENDED = np.uint32(QUEUE_HIDDEN | QUEUE_SUPERSEDED)
+"""The flags of a queue that ended with its log history."""
 
 
 # -- written at the begin of a history ------------------------------------------------------------------------
@@ -48,8 +49,8 @@ def hidden_runs(
     """A state that names only what a new log history hides of ``state``: the runs of ``dropped``, with their queues,
     and the queues that ``ended`` as a whole, without runs.
 
-    ``common``: the last state that the new history continues; what its queues have is not hidden, even where a dropped
-    run has it too. None: nothing of the kind."""
+    ``common``: the last state that the new history continues; messages that its queues have are not hidden, even if
+    they are in a dropped run too. None: the new history continues no state."""
     page = union(dropped)
     chunk, count = page.chunk, len(page.queues)
     queues = [*page.queues, *ended]
@@ -67,13 +68,13 @@ def hidden_runs(
 
 
 def ended_keys(hidden: CatalogState) -> list[QueueKey]:
-    """Queues of ``hidden`` that ended as a whole."""
+    """The queues of ``hidden`` that ended as a whole: those without runs in it."""
     with_runs = set(np.unique(hidden.memory.runs["queue"]).tolist())
     return [key for row, (key, _) in enumerate(hidden.queues()) if row not in with_runs]
 
 
 def message_count(hidden: CatalogState) -> int:
-    """How many visible messages ``hidden`` took out."""
+    """How many messages of ``hidden``, a state of what a log history hid, were visible before."""
     shown = hidden.table["flags"] & QUEUE_HIDDEN == 0
     return int(hidden.table["row_count"][shown].sum())
 
@@ -81,7 +82,10 @@ def message_count(hidden: CatalogState) -> int:
 def hidden_since(state: CatalogState, since_ms: int) -> int:
     """How many messages were hidden after ``since_ms`` because the broker's log was truncated or replaced, without
     those that are visible again."""
-    count, shared = 0, state.version
+    count, shared = (
+        0,
+        state.version,
+    )  # newest version whose messages are in this and all histories seen so far
     for history in histories_to(state.log_histories, state.version):
         # A history that continues an earlier one hides again what that one had hidden.
         if history.version <= shared and history.created_ms > since_ms:
@@ -117,6 +121,7 @@ def _only_queues(state: CatalogState, queues: Sequence[QueueKey], table: Table) 
 
 
 def _row(state: CatalogState, queue: QueueKey) -> int:
+    """The row of ``queue``, which ``state`` has."""
     row = state.row_of(queue)
     assert row is not None
     return row
@@ -135,8 +140,9 @@ def _visible_messages(state: CatalogState, runs: Table) -> Table:
 
 @dataclass(frozen=True)
 class HistoryListing:
-    """One log history. ``messages``: how many that only it has can still be read, hidden ``since_ms``. ``bytes``:
-    theirs before compression. ``is_kept``: garbage collection never deletes them, as they are an earlier generation."""
+    """One log history. ``messages``: how many messages that later histories do not have can still be read; hidden since
+    ``since_ms``, and of ``bytes`` before compression. ``is_kept``: garbage collection never deletes them, as their
+    queues stay in the archive as earlier generations."""
 
     number: int
     begin_phys: int
@@ -187,22 +193,25 @@ def read_hidden(store: ObjectStore, history: LogHistory) -> CatalogState:
 
 
 def diverged_deletions(store: ObjectStore, state: CatalogState) -> dict[str, PendingDeletion]:
-    """The pending deletions of superseded messages; reads the lists of them."""
-    found = {key: entry for key, entry in state.pending_deletions.items() if entry.reason == Reason.DIVERGED}
+    """The pending deletions of objects whose messages a new log history hid. Reads the lists of them."""
+    pending = {
+        key: entry for key, entry in state.pending_deletions.items() if entry.reason == Reason.DIVERGED
+    }
     for listed in state.deletion_lists:
         if listed.reason == Reason.DIVERGED:
-            found |= read_list(store, listed)
-    return found
+            pending |= read_list(store, listed)
+    return pending
 
 
 def object_names(chunk: RunChunk) -> list[str]:
-    """The object of each run."""
+    """For each run of ``chunk``, the key of its object."""
     return [chunk.object_keys[key] for key in chunk.objects["key"][chunk.runs["object"]].tolist()]
 
 
 class _RemainingRuns:
-    """Which hidden runs can still be read: their object waits for its deletion as one of a diverged log; or it has
-    other runs, which are visible or wait, and this one is not of the current history."""
+    """Which hidden runs can still be read and are not visible again. Either the run's object is a pending deletion of a
+    diverged log; or the object still exists for other runs, and the version that added the run is not a part of the
+    current log history."""
 
     def __init__(self, store: ObjectStore, state: CatalogState) -> None:
         self._store, self._state = store, state
@@ -230,7 +239,8 @@ class _RemainingRuns:
 
 
 def objects_hidden_since(store: ObjectStore, state: CatalogState, since_ms: int) -> Iterator[str]:
-    """Data objects of messages that were hidden after ``since_ms``: not garbage, though all else in them may be."""
+    """Keys of the data objects with messages that were hidden after ``since_ms``. They are not garbage, even if all
+    other messages in them are."""
     for history in state.log_histories:
         if history.created_ms > since_ms:
             yield from object_names(read_hidden(store, history).memory)

@@ -36,7 +36,7 @@ from tiered.object_store.interface import ObjectInfo, ObjectStore
 OBJECT_PREFIXES = (DATA_PREFIX, SETS_PREFIX, PAGES_PREFIX, INDEX_PREFIX, STATE_PREFIX, TIMER_PREFIX)
 """Where an archive has objects, besides its commits."""
 LISTED_MAX = 1_000
-"""Objects of each prefix that an answer counts, by one LIST. The format of three of them is read."""
+"""Objects of each prefix are counted up to this number, by one LIST. The format of three of them is read."""
 REPAIR_HINT = "stop its writer, then run tiered repair ARCHIVE_URL: a dry run that says what it restores"
 
 
@@ -81,7 +81,7 @@ def holdings(store: ObjectStore) -> Holdings:
     of three samples of it. Raises UnsupportedFormatError if a sample has another format, and the store's errors."""
     counts, epoch, newest_ms, owners = dict[str, int](), 0, 0, set[tuple[str, str]]()
     for prefix in OBJECT_PREFIXES:
-        # Bucket browsers leave empty objects in the place of folders.
+        # Empty objects do not count: bucket browsers leave them in the place of folders.
         listed = (info for info in store.list(prefix, limit=LISTED_MAX) if info.size_bytes)
         objects = [info for info in islice(listed, LISTED_MAX) if not info.key.startswith(SERVE_PREFIX)]
         if not objects:

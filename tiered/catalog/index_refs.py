@@ -23,10 +23,11 @@ UNINDEXED_MAX = 1000
 
 
 class IndexRef(NamedTuple):
-    """One index file over messages stored in [begin_ms, end_ms], records in [begin_phys, end_phys).
+    """One index file: of the runs that the catalog versions [from_version, to_version] added, whose messages were
+    stored from ``begin_ms`` to ``end_ms``, and are in the commitlog at [begin_phys, end_phys).
 
     ``items``, ``slot_bits`` and ``widths`` (bytes of an item's columns) determine all positions in it; ``tail_bytes``
-    is the size of its footer. ``objects`` counts the data objects covered, ``level`` its merges.
+    is the size of its footer. ``objects``: how many data objects it covers; ``level``: how often it was merged.
     """
 
     key: str
@@ -47,8 +48,8 @@ class IndexRef(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexChange:
-    """Index change of a maintenance commit: ``removed`` keys become garbage, ``added`` files replace them or extend
-    the coverage."""
+    """What a maintenance commit changes in the index files: those with the keys ``removed`` become garbage, and
+    ``added`` ones cover the same versions, or later ones."""
 
     added: Sequence[IndexRef] = ()
     removed: Sequence[str] = ()
@@ -61,15 +62,15 @@ NO_INDEX_CHANGE = IndexChange()
 
 
 def indexed_version(indexes: Sequence[IndexRef]) -> int:
-    """Runs added up to this version are covered."""
+    """The version up to which index files cover all added runs; 0: there is no index file."""
     return indexes[-1].to_version if indexes else 0
 
 
 def whole_until(
     indexes: Sequence[IndexRef], version: int, whole: Collection[IndexRef]
 ) -> tuple[IndexRef, ...]:
-    """The first of ``indexes``, up to the first file that may lack messages which ``version`` and later ones add again:
-    one that covers such a version and is not in ``whole``."""
+    """The first of ``indexes``, up to the first file that may lack messages which become visible again, of ``version``
+    and later ones: a file that covers such a version and is not one of ``whole``, which have these messages."""
     return tuple(takewhile(lambda ref: ref.to_version < version or ref in whole, indexes))
 
 
@@ -142,7 +143,8 @@ def after_change(
     for before, after in pairwise(files):
         if after.from_version != before.to_version + 1:
             raise ValueError(
-                f"versions between the index files {before.key} and {after.key} are not covered exactly once"
+                f"the catalog versions between the index files {before.key} and {after.key} are not covered exactly "
+                "once"
             )
     if indexed_version(files) < indexed_version(indexes):
         raise ValueError("it removes the newest index files without one that covers their versions")

@@ -21,37 +21,37 @@ def whole(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """A string."""
+    """``value``, if it is a string. Raises TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"the value {value!r} is not a string")
     return value
 
 
 def texts(value: Any) -> list[str]:
-    """A list of strings."""
-    found = items(value)
-    if not set(map(type, found)) <= {str}:
+    """``value``, if it is a list of strings. Raises TypeError."""
+    strings = items(value)
+    if not set(map(type, strings)) <= {str}:
         raise TypeError(f"the list {value!r} must hold only strings")
-    return found
+    return strings
 
 
 def items(value: Any) -> list[Any]:
-    """A list of anything."""
+    """``value``, if it is a list, of anything. Raises TypeError."""
     if not isinstance(value, list):
         raise TypeError(f"the value {value!r} is not a JSON list")
     return value
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """An object."""
+    """``value``, if it is a JSON object. Raises TypeError."""
     if not isinstance(value, Mapping):
         raise TypeError(f"the value {value!r} is not a JSON object")
     return dict(value)
 
 
 def text_fields(value: Any) -> dict[str, str]:
-    """An object whose values are strings."""
-    return {name: text(found) for name, found in fields(value).items()}
+    """``value``, if it is a JSON object whose values are strings. Raises TypeError."""
+    return {name: text(item) for name, item in fields(value).items()}
 
 
 def row(kind: type[T], value: Any) -> T:

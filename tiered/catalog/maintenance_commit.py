@@ -30,8 +30,8 @@ NOTHING = Requirements()
 
 
 class MaintenanceCommit:
-    """Commits through ``writer``: of an actor of its own (``opened``), or of the archive's owner, which then loses no
-    version to them. Not thread-safe."""
+    """Commits of maintenance, by an actor of its own (``opened``), or through the writer of the archive's owner, which
+    then never finds that another actor has taken its next version. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, writer: CatalogWriter, clock: Clock) -> None:
         """``writer`` commits to ``store``, the archive's own prefix."""
@@ -42,7 +42,7 @@ class MaintenanceCommit:
         self._unnamed: list[str] = []
         """Keys of objects that were put and that no commit names yet."""
         self.unmet = ""
-        """The requirement for which the last commit was not made; empty if it was made."""
+        """Why the last commit was not made: the name of the requirement that was not met; empty if all were."""
 
     @classmethod
     def opened(cls, store: ObjectStore, state: CatalogState, what: str, clock: Clock) -> MaintenanceCommit:
@@ -70,16 +70,18 @@ class MaintenanceCommit:
         return self._unnamed
 
     def refresh(self) -> CatalogState:
-        """Catch up with the archive."""
+        """Read the newest state of the catalog, and return it."""
         return self._writer.refresh()
 
     def merges_paused(self, *, spills_late: bool = False) -> AbstractContextManager[None]:
+        """Inside this context the writer merges no pages of the catalog (CatalogWriter.merges_paused)."""
         return self._writer.merges_paused(spills_late=spills_late)
 
     # -- keys that no commit names yet ------------------------------------------------------------------------
 
     def announce(self, keys: Sequence[str], required: Requirements = NOTHING) -> bool:
-        """Commit that ``keys`` are garbage unless a later commit takes them back. False: no longer required."""
+        """Commit that the objects ``keys``, which are yet to be put, are garbage unless a later commit takes them back.
+        Returns False without a commit if a requirement is not met."""
         draft = CommitDraft(CommitKind.MAINTENANCE, pending_deletions=tuple(keys), reason=Reason.INTENT)
         return self.commit(lambda _state: draft, required)
 
@@ -108,8 +110,8 @@ class MaintenanceCommit:
     def commit(
         self, change: Callable[[CatalogState], CommitDraft | None], required: Requirements = NOTHING
     ) -> bool:
-        """Commit what ``change`` makes of the newest state, if all that is ``required`` is so there, together with the
-        objects that were put and that it does not name, as pending deletions.
+        """Commit what ``change`` makes of the newest state, if that meets all that is ``required``. Objects that were
+        put and that the commit does not name become pending deletions by it.
 
         Returns False without a commit if a requirement is not met (``unmet`` names it) or ``change`` returns None.
         ``change`` is called again when another actor committed first."""
@@ -151,7 +153,7 @@ class MaintenanceCommit:
         return [key for key in self._unnamed if key not in named]
 
     def _compacted_since(self, newest: CatalogState, version: int | None) -> str:
-        """The requirement "objects" if a commit after ``version`` is one of a compaction, else an empty text."""
+        """The name of the requirement that no compaction was committed after ``version``, if one was; else empty."""
         after = range(newest.version + 1 if version is None else version + 1, newest.version + 1)
         is_compacted = any(read_commit(self.store, at).draft.reason == Reason.COMPACTED for at in after)
         return "objects" if is_compacted else ""

@@ -28,7 +28,7 @@ def sequence_to_merge(
 ) -> list[list[PageRef]]:
     """The page sequences that are due to be merged into one of the next level: the oldest ``merge_sequences`` of the
     lowest level that has so many (``merge_spills`` of level 0), each with its pages in order; empty if none is due.
-    ``is_last``: no commit follows, so level 0 does not wait for ``merge_spills``. Pure.
+    ``is_last``: no commit of data follows, so ``merge_sequences`` of level 0 are enough. Pure.
     """
     levels: dict[int, list[list[PageRef]]] = {}
     for sequence in sequences_of(pages):
@@ -128,6 +128,8 @@ def between(pages: Iterator[Page], begin: int, end: int | None) -> Iterator[Page
 
 
 def _slice(page: Page, begin: int, end: int) -> Page:
+    """The runs of ``page`` from number ``begin`` up to, but not including, ``end``, with the queues and objects of all
+    of the page."""
     return Page(page.queues, replace(page.chunk, runs=page.chunk.runs[begin:end]))
 
 

@@ -40,9 +40,11 @@ class PagePacks:
         self._put = put
         self._bytes_max = bytes_max
         self._keys: list[str] = []
+        """Keys of the packs that were put."""
         self._pages: list[bytes] = []
         self._bytes = 0
         self._version = 0
+        """The last pack: its pages, their bytes, and the version of the last page."""
 
     def add(self, version: int, data: bytes) -> str:
         """Add a page (its encoded bytes) of ``version`` to the last pack, after putting that if it is full. Returns a
@@ -63,11 +65,13 @@ class PagePacks:
         return replace(change, added=tuple(added))
 
     def _final_key(self, temporary_key: str) -> str:
+        """The key of a page in the object of its pack, for the key that ``add`` returned."""
         part = parse_part_key(temporary_key)
         assert part is not None
         return part_key(self._keys[int(part.key)], part.offset, part.length)
 
     def _close(self) -> None:
+        """Put the last pack, and begin another one."""
         self._keys.append(self._put(self._version, self._pages))
         self._pages, self._bytes = [], 0
 
@@ -106,7 +110,7 @@ class PageWriter:
         self._made = 0
         """Keys made so far; each key has its number."""
         self._after_version = 0
-        """No page is written before this version, after one could not be written."""
+        """After a page could not be written, no page is written before this version."""
         self._committed_bytes = self._root_bytes = 0
         """Bytes of commits since the last root, and of that root; 0: unknown."""
         self._spilled_version = -1
@@ -120,7 +124,7 @@ class PageWriter:
         """The last merge, until a commit names its result."""
         self.index = RunIndex(store)
         self.garbage: list[str] = []
-        """Keys that no commit references yet, except those of a merge."""
+        """Keys of objects that were put and that no commit names yet, except those of a merge."""
 
     def with_pages(self, state: CatalogState, draft: CommitDraft) -> CommitDraft:
         """``draft``, the commit after ``state``, with the pages that are due and are put here: runs that move out of
@@ -193,7 +197,8 @@ class PageWriter:
         self._is_aborted = True
 
     def postpone(self, state: CatalogState) -> None:
-        """Postpone pages: one could not be written, or the commit that named it lost."""
+        """Write no pages in the next commits, after ``state``: a page could not be written, or the commit that named it
+        lost its version to another."""
         with self._lock:
             self._after_version = state.version + self._limits.page_retry_commits
 
@@ -208,7 +213,8 @@ class PageWriter:
                 self._merged = None
 
     def put_runs(self, state: CatalogState) -> PutPage:
-        """Puts a page of runs as an object; see ``_put_pages``."""
+        """A function that puts a page of runs as an object of its own, in the epoch of ``state``, and returns its
+        key."""
         return lambda version, data: self._put_pages(state.epoch, self.garbage, version, [data])
 
     def new_key(self, kind: str, version: int, epoch: int) -> str:
@@ -218,7 +224,8 @@ class PageWriter:
             return page_key(kind, version, epoch, f"{self._nonce}_{self._made}")
 
     def put(self, key: str, pages: Sequence[bytes]) -> None:
-        """One attempt; ``key`` is garbage until a commit references it."""
+        """Put ``pages`` as one object, in one attempt. ``key`` is garbage until a commit names it. Raises what the
+        store raises."""
         self._put(key, pages, self.garbage)
 
     def _put(self, key: str, pages: Sequence[bytes], unnamed: list[str]) -> None:
@@ -279,6 +286,7 @@ class PageWriter:
 
     @property
     def _late_factor(self) -> int:
+        """How many times later than usual root pages and spills are due."""
         return 2 if self._is_spill_late else 1
 
     def _spilled_deletions(self, state: CatalogState) -> DeletionChange:
@@ -320,11 +328,14 @@ class PageWriter:
         return None if change is NO_PAGES else change
 
     def _valid_merge(self, state: CatalogState) -> _Merged | None:
+        """The finished merge whose result the commit after ``state`` may name; None: there is none. One that another
+        commit has made useless becomes garbage."""
         if self._merged is not None and not self._merged.is_valid(state):
             self._forget_merge()
         return self._merged
 
     def _forget_merge(self) -> None:
+        """Make the objects of a finished merge garbage, if there is one."""
         if self._merged is not None:
             self.garbage += self._merged.keys
             self._merged = None

@@ -58,7 +58,8 @@ PutPage = Callable[[int, bytes], str]
 
 
 class Bounds(Enum):
-    """What a position of a queue means. Both ascend from run to run."""
+    """What a position in a queue is: a queue offset, or a physical offset in the commitlog. Both ascend from run to
+    run. The value: the columns of a run with its first position and its end."""
 
     OFFSET = ("base_queue_offset", "end_queue_offset")
     PHYS = ("min_phys", "end_phys")
@@ -167,7 +168,7 @@ def union(pages: Sequence[Page]) -> Page:
 
 
 def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
-    """Indices that sort by (queue, base offset)."""
+    """The indexes that sort runs by queue and first offset; ``queue`` and ``base`` are these columns of the runs."""
     order: NDArray[np.int64] = np.argsort(queue, kind="stable")
     queue, base = queue[order], base[order]
     if bool(((queue[1:] > queue[:-1]) | (base[1:] >= base[:-1])).all()):
@@ -176,7 +177,7 @@ def _order(queue: NDArray[Any], base: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def cut(page: Page, runs_max: int) -> Iterator[Page]:
-    """Pieces of at most ``runs_max`` runs, each with only its queues and objects."""
+    """Cut ``page`` into pages of at most ``runs_max`` runs, each with only its own queues and objects."""
     for begin in range(0, len(page.chunk.runs), runs_max):
         piece = selected(page.chunk, slice(begin, begin + runs_max))
         used, piece.runs["queue"] = renumbered(piece.runs["queue"], len(page.queues))
@@ -210,7 +211,8 @@ def write_pages(pages: Iterator[Page], level: int, versions: tuple[int, int], pu
 
 
 def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
-    """Put all runs in memory; returns the refs for the commit that drops them from memory."""
+    """Put all runs of ``state`` that are in no page as pages of up to ``runs_max`` runs. Returns the entries of these
+    pages, for the commit that takes the runs out of the state."""
     memory = state.memory
     versions = memory.runs["version"]
     page = sorted_page(state.queue_keys, memory)
@@ -220,7 +222,8 @@ def spill(state: CatalogState, runs_max: int, put: PutPage) -> list[PageRef]:
 # -- reading --------------------------------------------------------------------------------------------------
 
 WindowSearch = Generator[PageRef, Page, tuple[PageRef, RunChunk] | None]
-"""Yields pages to read; returns a page and some of its runs."""
+"""A search that yields each page to read, is sent the page, and returns a page with the runs that were found in it, or
+None."""
 
 
 class RunIndex:
@@ -245,12 +248,13 @@ class RunIndex:
         return page
 
     def cached_page(self, ref: PageRef) -> Page | None:
-        """One page if it takes no request."""
+        """The page that ``ref`` names, if the cache has it, else None."""
         with self._lock:
             return self._pages.get(ref.key)
 
     def read_page(self, ref: PageRef) -> Page:
-        """Like ``page``, not cached: for one pass over many."""
+        """Read the page that ``ref`` names, without the cache: a pass over many pages would fill it. Raises what
+        ``page`` raises."""
         source = f"{self._store.url}/{ref.key}"
         page = decode_catalog_page(read_page_bytes(self._store, ref.key), source=source)
         if len(page.chunk.runs) != ref.runs:
@@ -356,21 +360,21 @@ class RunIndex:
         row = state.queue(key)
         candidates = list(self._candidates(state, key, position, bounds))
         searched: set[str] = set()
-        left = candidates
+        remaining = candidates
         is_oldest = row is not None and bounds is Bounds.OFFSET and position <= int(row["min_queue_offset"])
-        has_time = [] if stored_ms is None else [ref.min_ms <= stored_ms <= ref.max_ms for ref in left]
-        while left:
-            number = has_time.index(True) if True in has_time else 0 if is_oldest else len(left) // 2
+        has_time = [] if stored_ms is None else [ref.min_ms <= stored_ms <= ref.max_ms for ref in remaining]
+        while remaining:
+            number = has_time.index(True) if True in has_time else 0 if is_oldest else len(remaining) // 2
             has_time = []  # the time only chooses the first page
-            ref = left[number]
+            ref = remaining[number]
             searched.add(ref.key)
             result = self._search_page((yield ref), state, key, position, runs_max, bounds)
             if isinstance(result, RunChunk):
                 return ref, result
             if result is None:
-                left = [*left[:number], *left[number + 1 :]]
+                remaining = [*remaining[:number], *remaining[number + 1 :]]
             else:
-                left = left[:number] if result < 0 else left[number + 1 :]
+                remaining = remaining[:number] if result < 0 else remaining[number + 1 :]
         for ref in candidates:
             if ref.key not in searched:
                 result = self._search_page((yield ref), state, key, position, runs_max, bounds)
@@ -392,7 +396,7 @@ class RunIndex:
             yield from of_queue
 
     def _of_page(self, state: CatalogState, ref: PageRef, key: QueueKey) -> RunChunk:
-        """The queue's living runs in one page."""
+        """The living runs of the queue ``key`` in the page that ``ref`` names; ``runs["queue"]`` is 0 everywhere."""
         page = self.page(ref)
         chunk = selected(page.chunk, page.runs_of(key))
         chunk.runs["queue"] = 0
@@ -413,8 +417,8 @@ class RunIndex:
     def _search_page(
         self, page: Page, state: CatalogState, key: QueueKey, position: int, runs_max: int, bounds: Bounds
     ) -> RunChunk | int | None:
-        """Look for ``position`` of a queue in one page. Returns up to ``runs_max`` living runs around it; or -1 or 1,
-        if it can only be in older or newer pages; or None, if the page has no run of the queue."""
+        """Look for ``position`` of a queue in one page. Returns up to ``runs_max`` living runs around it; -1 if it can
+        only be in older pages, 1 if only in newer ones; None if the page has no run of the queue."""
         queue_runs = page.runs_of(key)
         if queue_runs.start == queue_runs.stop:
             return None
@@ -435,7 +439,8 @@ class RunIndex:
 
     def runs_until(self, state: CatalogState, key: QueueKey, timestamp_ms: int) -> RunChunk:
         """Like ``runs_of``, but pages are read only back to the last run with a message stored at or before
-        ``timestamp_ms``, and none with later messages alone. All of memory first: it is newer."""
+        ``timestamp_ms``, and none with later messages alone. If a run that is in no page, and so among the newest, has
+        such a message, only these runs are returned."""
         row = state.row_of(key)
         if row is not None and bool(
             (state.memory_runs_of(row).runs["min_store_timestamp"] <= timestamp_ms).any()
@@ -462,7 +467,7 @@ class RunIndex:
         return _by_offset([*chunks, state.memory_chunk_of(row)])
 
     def _in_order(self, state: CatalogState, key: QueueKey) -> Iterator[PageRef]:
-        """Pages that cover the queue, by the offsets in them."""
+        """The pages that may have runs of the queue ``key``, the oldest first."""
         for sequence in self.sequences(state):
             yield from (ref for ref in sequence if ref.first <= key <= ref.last)
 
@@ -516,7 +521,7 @@ def sequences_of(pages: Sequence[PageRef]) -> list[list[PageRef]]:
 
 
 def _unexpired(state: CatalogState, page: Page) -> Page:
-    """The page without the runs that expired since it was written."""
+    """``page`` without the runs that have expired in ``state`` since the page was written."""
     if not state.has_expired_runs:
         return page
     rows = state.directory.rows(page.queues, len(state.table))
@@ -552,18 +557,20 @@ def living_runs(
 def living_pages(
     index: RunIndex, state: CatalogState, refs: Iterable[PageRef], *, is_cached: bool = False
 ) -> Iterator[Page]:
-    """What is alive of some pages of ``state``."""
+    """The living runs of the pages ``refs`` of ``state``, page by page, read through the cache if ``is_cached``. Raises
+    what reading pages raises."""
     read = index.page if is_cached else index.read_page
     for ref in refs:
         yield index.living(state, read(ref))
 
 
 def unsorted_memory(state: CatalogState) -> Page:
-    """The runs of ``state`` that are in no page yet, as they are."""
+    """The runs of ``state`` that are in no page yet, in the order in which they were committed."""
     return Page(state.queue_keys, state.memory)
 
 
 def memory_page(state: CatalogState) -> Iterator[Page]:
-    """The runs of ``state`` that are in no page yet, sorted as one, if there are any."""
+    """Yields the runs of ``state`` that are in no page yet, if there are any, as one page, sorted by queue and
+    offset."""
     if state.memory_runs:
         yield sorted_page(state.queue_keys, state.memory)

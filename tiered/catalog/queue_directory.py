@@ -57,24 +57,24 @@ class QueueDirectory:
         """The row of each key, or -1 where it is not among the first ``count``. Keeps the rows for each roster, as the
         writer looks up the queues of the log in every cycle."""
         queues = selection_of(keys)
-        roster, found = queues.roster, queues.numbers.astype(np.int64)
+        roster, rows = queues.roster, queues.numbers.astype(np.int64)
         if roster is not self.roster:
-            known = self._rows_by_number.get(roster, np.empty(0, np.int64))
-            known = np.concatenate([known, np.full(len(roster) - len(known), -1, np.int64)])
-            unknown = found[known[found] < 0]
+            row_of = self._rows_by_number.get(roster, np.empty(0, np.int64))
+            row_of = np.concatenate([row_of, np.full(len(roster) - len(row_of), -1, np.int64)])
+            unknown = rows[row_of[rows] < 0]
             if len(unknown):
-                known[unknown] = self.roster.places(QueueSelection(roster, unknown))
+                row_of[unknown] = self.roster.places(QueueSelection(roster, unknown))
             # Rows never change, so concurrent writes are equally valid.
-            self._rows_by_number[roster] = known
-            found = known[found]
-        return np.where(found < count, found, -1)
+            self._rows_by_number[roster] = row_of
+            rows = row_of[rows]
+        return np.where(rows < count, rows, -1)
 
     def rows_of_topic(self, topic: str, count: int) -> list[int]:
         """Rows of a topic's queues of all generations among the first ``count``, ascending."""
         return [row for row in self._by_topic.get(topic, ()) if row < count]
 
     def is_latest(self, key: QueueKey, count: int) -> bool:
-        """Whether ``key``, one of the first ``count`` rows, is the highest generation among them."""
+        """Whether ``key``, which has one of the first ``count`` rows, is the highest generation of its queue there."""
         return (
             self._latest[key[:2]] == key.generation
             or self.latest_generation(key.topic, key.queue_id, count) == key.generation

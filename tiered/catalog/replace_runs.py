@@ -17,7 +17,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Replacement:
-    """The changed parts of a state."""
+    """The parts of a state that replaced runs change: ``chunks`` without removed runs, and ``added``, the new ones."""
 
     table: Table
     gaps: Table
@@ -91,6 +91,7 @@ def take_out(state: CatalogState, removed: Table) -> tuple[tuple[RunChunk, ...],
 
 
 def _identity(run: np.void) -> tuple[int, int, int, int]:
+    """What identifies a run: its queue, its offsets, and the version that added it."""
     return int(run["queue"]), int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["version"])
 
 
@@ -114,7 +115,7 @@ def _replace_in_queue(
         return _expire(key, row, table, gaps, gone)
     minimum, is_sparse = int(table["min_queue_offset"][row]), bool((runs["kind"] == RunKind.SPARSE).all())
     if is_sparse and len(added) == 1 and added[0][1] == minimum and not table["flags"][row] & QUEUE_EXPIRED:
-        # What the queue had before the archive began. Such runs have no place in the TieredCommitLog.
+        # Messages that the queue had before the archive began. Sparse runs have no place among the queue's bytes.
         table["min_queue_offset"][row], table["flags"][row] = added[0][0], table["flags"][row] | QUEUE_SPARSE
         table["row_count"][row] += runs["rows"].sum()
         return gaps

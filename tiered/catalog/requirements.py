@@ -16,7 +16,7 @@ Histories = tuple[int, tuple[LogHistory, ...]]
 
 
 def histories_of(state: CatalogState) -> Histories:
-    """The number of the current log history, and the earlier ones."""
+    """The number of the current log history, and the begins of log histories so far: equal as long as none begins."""
     return state.cursor.history, state.log_histories
 
 
@@ -36,7 +36,8 @@ class Floors:
 
 @dataclass(frozen=True)
 class IndexBegins:
-    """First versions of index files, up to ``last_version``. Merged files cover what they did, so some may be gone."""
+    """The index files that begin at a catalog version up to ``last_version`` begin at one of ``allowed``. Some of these
+    may be gone, as merged files begin where the first one did."""
 
     last_version: int
     allowed: frozenset[int]
@@ -44,10 +45,10 @@ class IndexBegins:
 
 @dataclass(frozen=True)
 class Requirements:
-    """Each one that is given must still be so when the change is committed.
-    ``pages``, ``index_files``, ``announced`` (pending deletions): keys. ``memory``: a version, and how many runs up to
-    it are in no page. ``uncompacted_since``: no round of compaction was committed after this version, which
-    MaintenanceCommit checks."""
+    """What must still be so when a change is committed; None and empty sets require nothing. ``pages``,
+    ``index_files``, ``announced`` (pending deletions): keys that must exist. ``tombstones``: how many removed runs are
+    still in pages. ``memory``: a version, and how many runs that versions up to it added are in no page.
+    ``uncompacted_since``: no round of compaction was committed after this version, which MaintenanceCommit checks."""
 
     epoch: int | None = None
     histories: Histories | None = None
@@ -87,4 +88,5 @@ class Requirements:
 
 
 def _memory_runs(state: CatalogState, version: int) -> int:
+    """How many runs that versions up to ``version`` added are in no page."""
     return sum(int((chunk.runs["version"] <= version).sum()) for chunk in state.chunks)

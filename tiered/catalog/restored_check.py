@@ -1,9 +1,9 @@
 """Shows that a restored commitlog continues its archive, though its last bytes differ from those that were archived.
 
-A commit's check covers the last bytes of the log, whatever they were; of what was not archived a restore has only
-fillers. So it leaves a file in the store: the commit up to which it restored, that commit's check, and the check of its
-own bytes there. Where the archive has that commit, its check is replaced by the restored log's own one: the bytes are
-compared all the same.
+Each commit has a checksum of the last bytes of the log (its check), and a writer compares these with its own log. A
+restored log has fillers in place of records that were not archived, so that its checksum may be another. So a restore
+leaves a file in the store directory: the commit up to which it restored, that commit's check, and the check of the
+restored log at the same place. A writer compares its log with the latter in place of that commit's check.
 """
 
 import json
@@ -18,7 +18,7 @@ from tiered.object_store.interface import ObjectStore
 from tiered.residency import open_failure
 
 RESTORED: Final = "tiered-restored.json"
-"""In the store directory."""
+"""The name of that file in the store directory."""
 
 
 class RestoredCheck(NamedTuple):
@@ -31,11 +31,12 @@ class RestoredCheck(NamedTuple):
     own: LogCheck
 
     def encode(self) -> bytes:
-        """The file."""
+        """The content of the file that a restore leaves."""
         return json.dumps(self._asdict()).encode()
 
     def of(self, check: LogCheck) -> LogCheck:
-        """What is compared with the log for ``check`` of a commit."""
+        """The check that the log must have where a commit has ``check``: the restored log's own one if it is that of
+        the commit up to which the log was restored."""
         return self.own if check == self.archived else check
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tiered.catalog.state import CatalogState
 
 RETIRED: Final = "retired"
-"""The archive-wide setting."""
+"""The archive-wide setting with the epoch that ended with the retirement, and its time."""
 
 
 def retirement(state: CatalogState, now_ms: int) -> dict[str, Any]:

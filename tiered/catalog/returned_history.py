@@ -63,21 +63,22 @@ from tiered.model.tables import (
 from tiered.object_store.interface import ObjectStore
 
 _NOTHING = -1
+"""In place of a commitlog offset: below all of them, so that no run stays."""
 Added = tuple[QueueKey, np.void, np.void, str]
 """A run that returns: its queue, the run, its object, the object's key."""
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """What the begins of ``histories`` hid, the newest last, and the pending deletions that can be taken back: the
-    recent ones, and by list."""
+    """For each of ``histories``, the newest last, the state of what its begin hid. The pending deletions of hidden
+    messages' objects, which can be taken back: ``recent`` ones by key, and those of ``lists`` by list and key."""
 
     histories: Sequence[tuple[LogHistory, CatalogState]]
     recent: Mapping[str, PendingDeletion]
     lists: Mapping[DeletionList, Mapping[str, PendingDeletion]]
 
     def can_return(self, key: str) -> bool:
-        """Whether gc has not begun to delete the object ``key``."""
+        """Whether the object ``key`` is still a pending deletion, so that it can be taken back."""
         return key in self.recent or any(key in entries for entries in self.lists.values())
 
 
@@ -296,7 +297,7 @@ class _Return:
                     yield queue, run, chunk.objects[int(run["object"])], keys[at]
 
     def _living(self, index: RunIndex, runs: Sequence[np.void]) -> set[str]:
-        """Keys of the objects that the present history names for other runs of the versions of ``runs``: these objects
+        """Keys of the objects that the present history names for runs of the same versions as ``runs``. These objects
         exist, though they are no pending deletions."""
         keys: set[str] = set()
         if runs:

@@ -19,7 +19,7 @@ from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
 CACHE_BYTES = 64 << 20
-"""Of tails: several pages may have runs of one object."""
+"""So much memory caches tails of objects, as several pages may have runs of one object."""
 
 
 class RunCuts:

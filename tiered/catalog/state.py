@@ -107,7 +107,7 @@ class PageRef(NamedTuple):
 
 
 class RootRef(NamedTuple):
-    """The newest snapshot of the state: a reader starts there and applies the commits after ``version``."""
+    """A root page: a copy of the whole state at ``version``, where a reader starts and applies the commits after it."""
 
     key: str
     version: int
@@ -147,8 +147,9 @@ EMPTY_CHUNK = RunChunk(np.zeros(0, RUN_DTYPE), np.zeros(0, OBJECT_DTYPE), ())
 class CatalogState:
     """The catalog at one version. Immutable; ``dataclasses.replace`` makes the next one.
 
-    ``table`` has one QUEUE_STATE_DTYPE row for each queue of ``directory``. ``chunks`` are the runs added since the
-    last spill, oldest first; ``pages`` contain all others. ``created_ms``: time of the newest commit.
+    ``table`` has one QUEUE_STATE_DTYPE row for each queue of ``directory``. ``pages`` name the pages with older runs;
+    ``chunks`` are all others, which are in memory alone, oldest first. ``tombstones``: removed runs that pages still
+    have. ``created_ms``: time of the newest commit.
     """
 
     version: int = 0
@@ -183,7 +184,8 @@ class CatalogState:
     timers: tuple[TimerRef, ...] = ()
     """Objects of timers of which something is left."""
     unread_root: RootRef = NO_ROOT
-    """The root that was unreadable when this was loaded from commits instead. Not stored."""
+    """The newest root page, if it could not be read, so that this was loaded from an earlier one and more commits. Not
+    stored."""
 
     @cached_property
     def oldest_pending_deletion_ms(self) -> int | None:
@@ -297,7 +299,7 @@ class CatalogState:
 
     @cached_property
     def memory_runs(self) -> int:
-        """Runs in ``chunks``."""
+        """How many runs are in no page yet."""
         return sum(len(chunk.runs) for chunk in self.chunks)
 
     def memory_runs_of(self, row: int) -> RunChunk:
@@ -315,7 +317,7 @@ class CatalogState:
 
     @cached_property
     def memory(self) -> RunChunk:
-        """All chunks as one."""
+        """The runs that are in no page yet, as one chunk."""
         return joined_chunks(self.chunks)
 
     @cached_property
@@ -409,4 +411,5 @@ def renumbered(numbers: NDArray[Any], count: int) -> tuple[NDArray[np.int64], ND
 
 
 def _offsets(lengths: list[int]) -> NDArray[np.uint32]:
+    """Where each of consecutive parts of these ``lengths`` begins."""
     return np.cumsum([0, *lengths[:-1]], dtype=np.uint32)

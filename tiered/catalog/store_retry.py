@@ -35,7 +35,7 @@ class StoreRetry:
         self._wait = wait or self._aborted.wait
 
     def abort(self) -> None:
-        """Stop all retries; callable from any thread, final."""
+        """Stop all retries, now and from now on. May be called from any thread."""
         self._aborted.set()
 
     def call(self, request: Callable[[], T]) -> T:

@@ -1,8 +1,8 @@
 """Timer objects in the catalog: which exist, and how far each was delivered. Pure.
 
 Entries of an object are handed over in their order, so its progress is two numbers of rows: [0, done) are over, [done,
-claimed) may have been sent, the others are pending. Rows are claimed by a commit before they are sent: what was sent is
-known after a crash but for the claimed ones, of which the broker knows more.
+claimed) may have been sent, the others are pending. A commit claims rows before they are sent. After a crash only the
+claimed rows are in doubt, and their places are searched in the broker.
 """
 
 from __future__ import annotations
