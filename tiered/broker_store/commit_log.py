@@ -22,11 +22,13 @@ from tiered.model.lru import Lru
 from tiered.residency import NAME_DIGITS, PAGE_BYTES, ColdReadFile, open_failure
 
 OPEN_FILES_MAX: Final = 4
+"""Files that are open for reading at a time."""
 BLANK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes behind the last record that are checked for zeros: file systems allocate ahead."""
 RECORD_MAGICS: Final = (0xDAA320A7, 0xDAA320AB)
-"""MessageVersion V1 (one byte of topic length) and V2 (two)."""
+"""Magic numbers of records: MessageVersion V1 (one byte of topic length) and V2 (two)."""
 BLANK_MAGIC: Final = 0xCBD43194
+"""Magic number of the mark at a file's end."""
 _SIZE_MAGIC = struct.Struct(">iI")
 
 
@@ -102,7 +104,7 @@ class CommitLog:
 
     @property
     def gaps(self) -> list[LogGap]:
-        """Physical offsets missing between files."""
+        """The ranges of physical offsets between two files that no file holds."""
         found = []
         largest = max((file.size_bytes for file in self._files), default=0)
         for file, following in zip(self._files, self._files[1:], strict=False):
@@ -113,8 +115,9 @@ class CommitLog:
         return found
 
     def refuse_unmounted(self, *, is_short: bool = False) -> None:
-        """Raises EmptyCommitlogError when files are missing (``is_short``: at the end) and a directory is empty, as an
-        unmounted disk looks. Call it before missing files are taken for deleted."""
+        """Raise EmptyCommitlogError if files are missing and one of the log's directories is empty, as that of a disk
+        that is not mounted. ``is_short``: the caller has found that files are missing at the log's end. Called before
+        missing files are taken for deleted."""
         has_own = any(not file.is_pinned for file in self._files)
         is_missing = is_short or not has_own
         is_missing = is_missing or any(gap.reason is LogGapReason.MISSING_FILE for gap in self.gaps)
@@ -213,7 +216,8 @@ class CommitLog:
             return False  # pin released since
 
     def read(self, phys: int, size_bytes: int) -> bytes:
-        """Up to ``size_bytes`` bytes from ``phys``; fewer at the end of a file."""
+        """The ``size_bytes`` bytes from physical offset ``phys`` on; fewer at the end of a file. Raises as
+        ``read_into``."""
         file = self.file_at(phys)
         data = bytearray(min(size_bytes, file.end_phys - phys) if file else 0)
         return bytes(data[: self.read_into(memoryview(data), phys)])
@@ -243,7 +247,8 @@ class CommitLog:
         )
 
     def data_end_phys(self) -> int:
-        """Approximate end of the written bytes, by the holes of the files, else by their end. For estimates."""
+        """About where the log's written bytes end, as the holes of its files show; for estimates. A file without a hole
+        counts as written to its end."""
         for file in reversed(self._files):
             if (end_bytes := _data_end(file)) > 0:
                 return file.begin_phys + end_bytes
@@ -334,6 +339,7 @@ def _list_files(directory: Path) -> list[LogFile]:
 
 
 def _size_bytes(entry: os.DirEntry[str]) -> int:
+    """The size of a file; 0 if it was removed since its directory was listed."""
     try:
         return entry.stat().st_size
     except FileNotFoundError:

@@ -181,12 +181,15 @@ def parse_delay_levels(levels: str) -> NDArray[np.int64]:
 
 
 def _add_property(found: dict[str, str], line: str) -> None:
+    """Add the key and value of ``line`` to ``found``."""
     match = _KEY.match(line)
     assert match is not None  # the pattern matches the empty string
     found[_unescape(match[1])] = _unescape(line[match.end() :])
 
 
 def _unescape(text: str) -> str:
+    """``text`` with the characters that its escapes, such as ``\\t`` and ``\\u00e4``, stand for."""
+
     def replace(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) == 5 else _CONTROL.get(code, code)
@@ -214,7 +217,8 @@ def integer_property(properties: Mapping[str, str], key: str, default: int) -> i
 
 
 def _percent(properties: Mapping[str, str], key: str, default: int, least: int, most: int) -> float:
-    # The broker itself clamps (MessageStoreConfig.getDiskMaxUsedSpaceRatio, CleanCommitLogService).
+    """The percentage ``key`` as a share of 1, at least ``least`` and at most ``most`` percent, as the broker limits it
+    too (MessageStoreConfig.getDiskMaxUsedSpaceRatio, CleanCommitLogService)."""
     return min(max(integer_property(properties, key, default), least), most) / 100
 
 
@@ -270,6 +274,7 @@ def require_names(names: BrokerNames, store: str) -> BrokerNames:
 
 
 def _cluster(topics: Mapping[str, Mapping[str, Any]]) -> str:
+    """The cluster's name, which the name of its reply topic contains; empty if none or several names are found."""
     found = [name.removesuffix(REPLY_SUFFIX) for name in topics if name.endswith(REPLY_SUFFIX)]
     # The broker also has a topic of the cluster's name; a user's topic may end like a reply topic.
     return _only([name for name in found if name in topics]) or _only(found)
@@ -294,10 +299,12 @@ def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:
 
 
 def _is_named_after_broker(config: Mapping[str, Any]) -> bool:
+    """Whether a topic with this configuration looks like the one that a broker names after itself."""
     permission = config.get("perm", 0)
     one_queue = config.get("readQueueNums") == 1 and config.get("writeQueueNums") == 1
     return one_queue and isinstance(permission, int) and bool(permission & _PERM_INHERIT)
 
 
 def _only(names: list[str]) -> str:
+    """The single one of ``names``; empty if there are none or several."""
     return names[0] if len(names) == 1 else ""

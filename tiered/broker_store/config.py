@@ -32,7 +32,8 @@ _JSON_FILES: Final = (
     "topicQueueMapping.json",
 )
 _UNIFIED: Final = "metadata"
-"""5.5, useSingleRocksDBForAllConfigs: one RocksDB with a family for each table. Those of before stay as they were."""
+"""The directory of the one RocksDB that has a family for each table (5.5, useSingleRocksDBForAllConfigs). The earlier
+databases of single tables stay there, and are no longer written."""
 _FAMILIES: Final = {
     TOPICS: "topic",
     SUBSCRIPTION_GROUPS: "subscriptionGroup",
@@ -87,7 +88,8 @@ def read_broker_state(store_path: Path, *, is_broker_dead: bool = False) -> Brok
 
 
 def read_topics(store_path: Path, *, is_broker_dead: bool = False) -> dict[str, Document]:
-    """The topic table alone; see ``read_broker_state``."""
+    """The topic table alone, read as ``read_broker_state`` does. Raises CorruptionError if it and its ``.bak`` are
+    broken, and what that raises."""
     return _topics(store_path / "config", is_broker_dead, {})
 
 
@@ -107,8 +109,8 @@ def topics_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def topic_names_backup(store_path: Path) -> frozenset[str]:
-    """The topics in the ``.bak`` file of the topic table: a topic that is missing in the table but not there may not be
-    deleted. Empty without such a file, and if the table is in RocksDB."""
+    """The topics in the ``.bak`` file of the topic table: one that is there and not in the table may not be deleted, as
+    the table may be incomplete. Empty without such a file, and if the table is in RocksDB."""
     config = store_path / "config"
     if _rocksdb_of(config, TOPICS, "topics.json") is not None:
         return frozenset()  # a file from before the table moved to RocksDB tells nothing
@@ -153,6 +155,7 @@ def refuse_unknown_configuration(store_path: Path) -> None:
 
 
 def _topics(config: Path, is_broker_dead: bool, source: dict[str, str]) -> dict[str, Document]:
+    """The topic table in the directory ``config``."""
     return _table(config, TOPICS, "topics.json", "topicConfigTable", is_broker_dead, source)
 
 
@@ -231,6 +234,7 @@ def _rocksdb_of(config: Path, database: str, *files: str) -> tuple[Path, str] | 
 
 
 def _last_change_ns(directory: Path) -> int:
+    """When a file in ``directory`` was last changed, in ns; -1 without files."""
     return max((_mtime_ns(path) for path in directory.iterdir()), default=-1)
 
 
@@ -285,6 +289,8 @@ def _read_one(path: Path) -> tuple[Document, Path] | None:
 
 
 def _as_map(value: Any, where: Path) -> dict[str, Any]:
+    """``value``, if it is a JSON object; an empty one for null. Raises CorruptionError, which names the file
+    ``where``."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -293,10 +299,12 @@ def _as_map(value: Any, where: Path) -> dict[str, Any]:
 
 
 def _int_map(value: Any, where: Path) -> dict[int, int]:
+    """``value``, if it is a JSON object with integers as keys and values. Raises CorruptionError, which names the file
+    ``where``."""
     try:
         return {int(key): _integer(number, where) for key, number in _as_map(value, where).items()}
     except ValueError as error:
-        raise CorruptionError(f"{where}: expected integer keys, found another one: {error}") from error
+        raise CorruptionError(f"{where}: a key that should be an integer is not: {error}") from error
 
 
 def _integer(value: Any, where: Path) -> int:
@@ -306,6 +314,7 @@ def _integer(value: Any, where: Path) -> int:
 
 
 def _last_written_ns(path: Path) -> int:
+    """When the file ``path`` or its ``.bak`` was last written, in ns; -1 if there is neither."""
     return max(_mtime_ns(path), _mtime_ns(path.with_name(f"{path.name}.bak")))
 
 

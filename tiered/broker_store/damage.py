@@ -19,9 +19,13 @@ from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
 
 SEARCH_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the log that are searched for a record at a time."""
 CHAIN_RECORDS_MAX: Final = 256
+"""So many records that follow one another are looked up in the consume queues at most."""
 TORN_QUEUES_MAX: Final = 64
+"""Of so many queues whose last record is lost, earlier units are checked."""
 TORN_UNITS: Final = 16
+"""Units of a queue that one step checks."""
 HEADER_BYTES: Final = 40
 RECORD_BYTES_MIN: Final = 91
 QUEUE_OFFSET_MAX: Final = ((1 << 63) - 1) // 20
@@ -48,7 +52,7 @@ def find_next_record(
     for phys in _header_candidates(log, damaged_phys + 1, limit_phys):
         size = record_size(log, phys)
         is_whole = size is not None and phys + size <= limit_phys
-        if is_whole and (index is None or _is_known(log, index, phys, limit_phys)):
+        if is_whole and (index is None or _is_in_queues(log, index, phys, limit_phys)):
             return phys
     return None
 
@@ -171,9 +175,9 @@ def _is_record_crc_right(data: bytes) -> bool:
 
 
 def proven_phys(log: CommitLog, index: ConsumeQueueIndex) -> int:
-    """Physical end of the last record that a consume queue has a unit of and that is complete in the log,
-    approximately; 0 if there is none. Below it the log is damaged where it has no valid record; above it the log may
-    end. For a broker that is proven not to run.
+    """How far a broker that does not run has certainly written its log: about the physical end of the last record that
+    is complete in the log and has a unit in a consume queue; 0 if there is none. Where the log has no valid record
+    below it, it is damaged; above it, the log may end.
 
     The last units of queues may be of records that were lost with the end of the log: then earlier units are checked,
     of a limited number of queues."""
@@ -212,7 +216,8 @@ def _last_whole(log: CommitLog, index: ConsumeQueueIndex, queue: tuple[str, int]
 
 
 def _header_candidates(log: CommitLog, begin: int, limit: int) -> Iterator[int]:
-    """Positions in [begin, limit) where a header contains its own position, file by file."""
+    """The physical offsets in [begin, limit) at which a record may begin, file by file: where bytes that look like a
+    record's header contain that offset."""
     for file in log.files:
         if file.end_phys > begin and file.begin_phys < limit:
             yield from _candidates_in_file(log, file, max(begin, file.begin_phys), min(limit, file.end_phys))
@@ -237,7 +242,7 @@ def _candidates_in_file(log: CommitLog, file: LogFile, begin: int, end: int) -> 
         begin += SEARCH_BYTES
 
 
-def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
+def _is_in_queues(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -> bool:
     """Whether the consume queues confirm the record at ``phys``: one has a unit of it, or of one of the records that
     follow it without a gap below ``limit``. If no unit lies in that range, a second valid record confirms it."""
     chain = [phys]
@@ -246,9 +251,9 @@ def _is_known(log: CommitLog, index: ConsumeQueueIndex, phys: int, limit: int) -
             if chain[-1] + size >= limit:
                 break
             chain.append(chain[-1] + size)
-    known = index.units_between(phys, chain[-1] + 1)
-    if not known:
+    units_of_queues = index.units_between(phys, chain[-1] + 1)
+    if not units_of_queues:
         # No record of this range is in a queue (deleted topics, half messages): the bytes decide.
         return len(chain) > 1
-    positions = {int(unit) for units in known.values() for unit in units["phys"]}
+    positions = {int(unit) for units in units_of_queues.values() for unit in units["phys"]}
     return not positions.isdisjoint(chain)

@@ -10,12 +10,13 @@ QUEUES = "consumequeue"
 
 
 def commitlog_file_bytes(store: BrokerStore) -> int:
-    """Size of its commitlog files; 0 without files. A file that ends its log may be shorter."""
+    """The size of the store's commitlog files; 0 without files. It is that of the largest, as the last file of a log
+    may be shorter."""
     return max((file.size_bytes for file in store.commit_log.files), default=0)
 
 
 def consume_queue_file_bytes(store: BrokerStore) -> int:
-    """Size of the files of its consume queues; 0 if it has none (RocksDB)."""
+    """The size of the files of the store's consume queues; 0 if it has none, as they are in RocksDB."""
     return file_bytes_in(store.path / QUEUES)
 
 
@@ -37,4 +38,4 @@ def _sizes(root: Path) -> Iterator[int]:
                 if (size := (Path(directory) / name).stat().st_size)
             )
     except OSError:
-        return  # unknown
+        return  # the sizes of other files are not known

@@ -37,7 +37,8 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """``pid`` is 0 without a holder, or if it is in another PID namespace. ``is_abort_present``: the broker runs, or
+    """Whether a broker runs, and ``why`` that is so. ``pid``: the process that holds the lock; 0 if none does, or one
+    in another PID namespace. ``is_abort_present``: there is an abort file, as while a broker runs, and after one that
     did not shut down cleanly."""
 
     liveness: Liveness
@@ -115,6 +116,7 @@ def broker_locked_out(store_path: Path) -> Iterator[None]:
 
 
 def _lock_holder(fd: int) -> tuple[int, int]:
+    """The kind of lock (F_UNLCK: none) that a process holds on the open lock file ``fd``, and that process."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, question))
     return int(kind), int(pid)

@@ -31,11 +31,12 @@ from tiered.private_directory import make_private
 from tiered.residency import NAME_DIGITS, open_failure
 
 DESCRIPTORS_MAX: Final = 256
+"""So many files are pinned by open descriptors at most."""
 SETTING: Final = "pins.directory"
 OWNER_FILE: Final = "OWNER"
-"""Owner file of a directory of links."""
+"""The file in a directory of links that names the store to which it belongs."""
 BELOW_BROKER_RATIO: Final = 0.01
-"""Distance of the pin limits to the broker's own thresholds."""
+"""Pins are released when the disk is that much emptier than at the lowest of the broker's own thresholds."""
 
 
 class FileIdentity(NamedTuple):
@@ -76,11 +77,12 @@ class PinLimits:
     release_above_ratio: float = 0.72
 
     def below_broker(self, conf: BrokerConf) -> PinLimits:
-        """These limits, lowered below the broker's thresholds."""
+        """These limits, or lower ones, so that pins are released before the disk use reaches a threshold at which the
+        broker deletes files or refuses messages."""
         thresholds = (conf.disk_max_used_ratio, conf.disk_clean_forcibly_ratio, conf.disk_warning_ratio)
         release = min(self.release_above_ratio, min(thresholds) - BELOW_BROKER_RATIO)
-        apart = self.release_above_ratio - self.create_below_ratio
-        return PinLimits(min(self.create_below_ratio, release - apart), release)
+        distance = self.release_above_ratio - self.create_below_ratio
+        return PinLimits(min(self.create_below_ratio, release - distance), release)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class PinPlan:
 
 @dataclass(frozen=True)
 class PinStatus:
-    """Pinned files and problems. ``problem`` is empty when hard links work and all are known."""
+    """The pinned files, how many pins the last step ``released``, and files that should be pinned and are not.
+    ``problem``: why a file is not pinned by a hard link, or why links of an earlier process are unknown; empty: all is
+    well."""
 
     pins: tuple[Pin, ...] = ()
     released: int = 0
@@ -143,9 +147,9 @@ def measure_disk(path: Path) -> DiskUse:
 
 @dataclass
 class PinKeeper:
-    """Creates and releases pins. ``directories``: candidates for links; the first on the file's disk is used.
-    ``owner`` names the store; empty: existing links count as its own. ``former``: directories of earlier settings,
-    whose links are released but not added to.
+    """Creates and releases pins. ``directories``: where links may be; a file's link is in the first one on its disk.
+    ``owner`` names the store; empty: existing links count as the store's own. ``former``: directories of earlier
+    settings: links there are released in time, and no new ones are made.
 
     ``disk_use`` measures the disk of a path. Not thread-safe except ``files``.
     """
@@ -156,13 +160,14 @@ class PinKeeper:
     owner: str = ""
     former: Sequence[Path] = ()
     _pins: dict[int, Pin] = field(default_factory=dict, init=False)
-    """By the physical offset at which the file begins; so are the descriptors."""
+    """By the physical offset at which the file begins."""
     _descriptors: dict[int, int] = field(default_factory=dict, init=False)
+    """The open descriptors that pin files, by the same offset."""
     _unlisted: dict[Path, str] = field(default_factory=dict, init=False)
     """Directories that could not be listed, and why: links of an earlier process there are unknown."""
 
     def __post_init__(self) -> None:
-        """Adopts the links of an earlier process."""
+        """Counts the links that an earlier process left as pins of this one."""
         self._take_up((*self.directories, *self.former))
 
     @property
@@ -175,7 +180,8 @@ class PinKeeper:
         return [LogFile(pin.begin_phys, pin.size_bytes, pin.path, True) for pin in list(self._pins.values())]
 
     def let_go(self, files: Iterable[LogFile]) -> None:
-        """Like ``step``, while the archived offset is unknown: creates no pins, and applies the disk limits."""
+        """``step`` while it is not known what is archived: no pin is created, and one is released only if the disk is
+        too full, or the broker has replaced its file."""
         self.step(files, 0, may_create=False)
 
     def step(self, files: Iterable[LogFile], archived_phys: int, *, may_create: bool = True) -> PinStatus:
@@ -236,9 +242,9 @@ class PinKeeper:
                     make_private(directory, SETTING)  # others could plant files there
                     found = _load_links(directory) if self._may_use(directory) else []
                 for pin in found:
-                    known = self._pins.setdefault(pin.begin_phys, pin)
-                    if known.method is PinMethod.DESCRIPTOR and known.identity == pin.identity:
-                        pin.path.unlink(missing_ok=True)  # a second link to a file would never be released
+                    kept = self._pins.setdefault(pin.begin_phys, pin)
+                    if kept.method is PinMethod.DESCRIPTOR and kept.identity == pin.identity:
+                        pin.path.unlink(missing_ok=True)  # a second pin of a file would never be released
             except OSError as error:
                 self._unlisted[directory] = f"pins in {directory} cannot be listed: {error.strerror or error}"
             except AccessDeniedError as error:
@@ -273,11 +279,11 @@ class PinKeeper:
         )
 
     def _may_use(self, directory: Path) -> bool:
-        """Whether ``directory`` belongs to this store; an unowned one does from now on."""
+        """Whether ``directory`` belongs to this store. One that belongs to no store does from now on."""
         try:
             return not self.owner or _owner_of(directory, self.owner) == self.owner
         except OSError:
-            return True  # no links in a directory without write access
+            return True  # without write access no link can be made in it either
 
     def _hold_descriptor(self, file: LogFile) -> str:
         """Pin ``file`` by an open descriptor, which keeps it as long as this process lives. Returns why it cannot be
@@ -292,11 +298,14 @@ class PinKeeper:
         return self._keep(file, PinMethod.DESCRIPTOR, Path(f"/proc/self/fd/{fd}"), os.fstat(fd))
 
     def _keep(self, file: LogFile, method: PinMethod, path: Path, status: os.stat_result) -> str:
+        """Note that ``file`` is pinned, by the link or open descriptor ``path`` with ``status``. Returns an empty text,
+        as there is no problem."""
         identity = FileIdentity(status.st_dev, status.st_ino)
         self._pins[file.begin_phys] = Pin(file.begin_phys, status.st_size, identity, method, path)
         return ""
 
     def _release(self, pin: Pin) -> None:
+        """Remove the link, or close the descriptor, of ``pin``."""
         self._pins.pop(pin.begin_phys, None)
         if pin.method is PinMethod.DESCRIPTOR:
             os.close(self._descriptors.pop(pin.begin_phys))

@@ -5,9 +5,8 @@
 
 What is missing is found by reading the files again, so that an interrupted restore needs no notes of it.
 
-Fillers: records of a system topic in place of log bytes that a store does not have. Pure.
-
-A broker reads them over, and dispatches them to no consume queue and no index, because they are rolled back. Source:
+A filler is a record of a system topic in place of log bytes that a store does not have. A broker skips it and
+dispatches it to no consume queue and no index, as its flags say that it is a rolled-back message. Source:
 org.apache.rocketmq.store.CommitLog.checkMessageAndReturnSize.
 """
 
@@ -44,10 +43,11 @@ from tiered.whole_file import file_error, sync_directory
 
 FILLER_TOPIC: Final = "rmq_sys_filler"
 FILLER_BYTES_MAX: Final = 1 << 20
-"""The broker allocates as much to read one."""
+"""A broker allocates as much memory as a filler has bytes to read it."""
 FIRST_BYTES: Final = 128
-"""The filler of a file without records: a file begins with a record."""
+"""Size of the filler in a file that has no records, as a file must begin with a record."""
 _ROLLED_BACK = 0xC
+"""The flags (sysFlag) of a rolled-back message."""
 _HEAD = struct.Struct(">iIIiiqqiq8sq8siqi")
 _HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 _ZEROS = bytes(FILLER_BYTES_MAX)
@@ -126,7 +126,7 @@ def _filler(phys: int, size: int, stored_ms: int, *, has_crc: bool) -> Iterator[
     )
     if has_crc:
         tail += crc_property(zlib.crc32(tail, zlib.crc32(memoryview(_ZEROS)[:body], zlib.crc32(head))))
-    # The head last: a filler that has its head is whole.
+    # The head is written last: a filler that has it is whole, wherever a restore was interrupted.
     yield Patch(phys + size - len(tail), tail)
     yield Patch(phys, head)
 
@@ -181,10 +181,10 @@ class RestoredLog:
         ``file_bytes``: the size of each file, as at the broker."""
         self.directory, self.file_bytes = directory, file_bytes
         self.has_crc = False
-        """Whether records end in ``__CRC32#``: then fillers do."""
+        """Whether the log's records end in ``__CRC32#``, so that fillers must, too."""
         self._lock = threading.Lock()
         self._unsynced: set[int] = set()
-        """Begins of files."""
+        """The physical offsets at which files begin that were written and not synced yet."""
         directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, begin_phys: int) -> Path:
@@ -192,7 +192,7 @@ class RestoredLog:
         return self.directory / f"{begin_phys:020d}"
 
     def begins(self) -> list[int]:
-        """Where its files begin."""
+        """The physical offsets at which the log's files begin, ascending."""
         return sorted(int(path.name) for path in self.directory.iterdir())
 
     def write(self, pieces: Sequence[Piece]) -> None:
@@ -269,7 +269,7 @@ class RestoredLog:
                     yield from _batches(file, begin, extent)
 
     def crc32c(self, begin_phys: int, end_phys: int) -> int:
-        """CRC32C of bytes of one file."""
+        """CRC32C of the bytes [begin_phys, end_phys), which are in one file."""
         with self._opened(begin_phys // self.file_bytes * self.file_bytes) as file:
             return int(
                 fastcrc.crc32.iscsi(os.pread(file, end_phys - begin_phys, begin_phys % self.file_bytes))
@@ -379,7 +379,7 @@ def _batches(file: int, begin_phys: int, extent: Extent) -> Iterator[RecordBatch
         os.preadv(file, [data.data], phys - begin_phys)
         sizes = np.empty(len(data) // RECORD_BYTES_MIN, np.int32)
         sizes = sizes[: record_sizes(data.ctypes.data, len(data), sizes)]
-        if not len(sizes):  # one larger than a window
+        if not len(sizes):  # the next record is larger than a window
             length = int.from_bytes(data[:4].tobytes(), "big")
             continue
         ends = np.cumsum(sizes, dtype=np.int64)

@@ -15,6 +15,7 @@ from tiered.broker_store.conf import BrokerConf
 
 _HOUR_MS = 3_600_000
 SHORT_S_MIN, SHORT_S_MAX = 600.0, 6 * 3600.0
+"""A retention margin below the first is always short, one above the second never."""
 
 
 FORESEEN_TIMES = 36
@@ -22,7 +23,7 @@ FORESEEN_TIMES = 36
 
 
 class Growth(NamedTuple):
-    """``bytes_per_s``, measured over ``seconds``."""
+    """How fast the used part of the disk grows: by ``bytes_per_s``, measured over ``seconds``."""
 
     bytes_per_s: float
     seconds: float
@@ -79,8 +80,8 @@ def deletion_margin(
 
 
 def short_margin_s(conf: BrokerConf) -> float:
-    """Below it a retention margin is short: half of the time that the broker keeps its files, which every file has when
-    the next one begins; within SHORT_S_MIN and SHORT_S_MAX."""
+    """The seconds below which a retention margin is short: half of the time that the broker keeps its files, but at
+    least SHORT_S_MIN and at most SHORT_S_MAX."""
     return min(SHORT_S_MAX, max(SHORT_S_MIN, conf.file_reserved_hours * 1800.0))
 
 

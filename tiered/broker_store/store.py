@@ -44,6 +44,7 @@ _DLEDGER_PREFIX: Final = "dledger-"
 _DLEDGER_ENTRY_MAGIC: Final = 1
 _PROBE_BYTES: Final = 1024 * 1024
 _PROBE_FILES_MAX: Final = 4
+"""Whether a log is one of RocketMQ is told by so many bytes of one of its first files."""
 
 
 class BrokerStore:
@@ -95,7 +96,8 @@ class BrokerStore:
         return self.conf is not None and self.conf.reads_rocksdb_queues and not self._has_queue_files()
 
     def _rocksdb_dir(self) -> Path | None:
-        """5.5: useSeparateStorePathForRocksdbCQ."""
+        """The directory of the RocksDB with consume queues, if there is one. Brokers of 5.5 may give it a name of its
+        own (useSeparateStorePathForRocksdbCQ)."""
         places = (self.path / name for name in ("consumequeue_rocksdb", "consumequeue"))
         return next((place for place in places if is_rocksdb(place)), None)
 
@@ -126,11 +128,11 @@ class BrokerStore:
                 self._is_locked = False
 
     def state(self) -> BrokerState:
-        """Topic table, subscription groups and offsets, as of now."""
+        """The broker's tables, as they are now: topics, subscription groups, offsets."""
         return read_broker_state(self.path, is_broker_dead=self.liveness().is_dead)
 
     def topics(self) -> dict[str, Document]:
-        """The topic table alone, as of now."""
+        """The topic table alone, as it is now."""
         return read_topics(self.path, is_broker_dead=self.liveness().is_dead)
 
     def names(self) -> BrokerNames:
@@ -145,9 +147,9 @@ class BrokerStore:
 
         They are opened once; their ``refresh`` finds new queues. Raises what opening them raises.
         """
-        is_hidden = self.has_rocksdb_queues and not self.liveness().is_dead
+        are_invisible = self.has_rocksdb_queues and not self.liveness().is_dead
         with self._lock:
-            if is_hidden:
+            if are_invisible:
                 self._close_index()
                 return None
             if self._index is None:
@@ -259,7 +261,8 @@ def _commitlog_dirs(path: Path, conf: BrokerConf | None) -> tuple[Path, ...]:
 
 
 def _moved(directory: Path, path: Path, configured_root: Path | None) -> Path:
-    """A missing directory below the configured store: the store was copied, so it is below the copy."""
+    """Where the commitlog directory ``directory`` of broker.conf is now. If it is missing, and is below the configured
+    store directory, the store was copied to ``path``: then it is below that."""
     if directory.is_dir() or configured_root is None or not directory.is_relative_to(configured_root):
         return directory
     return path / directory.relative_to(configured_root)
@@ -282,7 +285,10 @@ def _refuse_foreign_log(log: CommitLog) -> None:
 
 def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
     if int.from_bytes(head[:4], "big") == _DLEDGER_ENTRY_MAGIC:
-        raise StoreLayoutError(f"{file.path} contains DLedger entries, which are not supported")
+        raise StoreLayoutError(
+            f"{file.path} contains DLedger entries, which are not supported",
+            hint="use controller mode, or master and slave without DLedger",
+        )
     known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
     if is_whole and head.strip(b"\0") and not any(magic in head for magic in known):
         raise StoreLayoutError(f"{file.path} contains no records of a RocketMQ commitlog")
@@ -292,7 +298,8 @@ _BEGIN = struct.Struct(">q")
 _FILES_READ = 3
 _QUARTER_MS = 900_000
 _DELAY_MS_MAX = 60_000
-"""Between the first message of an index file and its name. A file that was built again later shows no zone."""
+"""An index file is named at most so long after its first message was stored. One that was built again later shows no
+time zone."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +324,7 @@ def broker_zone(store: Path) -> BrokerZone:
     here = timezone(timedelta(seconds=time.localtime().tm_gmtoff))
     return BrokerZone(
         here,
-        "which is this host's; if the broker's is another, set the environment variable TZ of this process to it",
+        "the time zone of this host; if the broker's is another, set the environment variable TZ of this process to it",
     )
 
 

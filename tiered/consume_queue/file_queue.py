@@ -1,12 +1,10 @@
 """One consume queue in files: what its units say, whether plain (tags perhaps in ``consumequeue_ext``) or BatchCQ.
 
-Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue.
+A plain queue's broker may move tags codes to files in ``consumequeue_ext``. In place of tagsCode, a unit then has an
+address, a number below -2^31: offset in these files + Long.MIN_VALUE. The entry there is {size 2, tagsCode 8, storeTime
+8, bitmap length 2, bitmap}. The broker treats these files as disposable: an address without an entry stays as it is.
 
-Resolves tags codes that the broker moved to consumequeue_ext.
-
-An address is a number below -2^31 in place of tagsCode: file offset + Long.MIN_VALUE. A unit there is {size 2,
-tagsCode 8, storeTime 8, bitmap length 2, bitmap}. The broker treats these files as disposable: an address without a
-unit stays as it is. Source: org.apache.rocketmq.store.ConsumeQueueExt.
+Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
 """
 
 import os
@@ -61,7 +59,7 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _read_code(open_files: OpenFiles, path: Path, offset: int) -> int | None:
-    """The tags code at ``offset`` of the file ``path`` of consumequeue_ext; None if there is no unit."""
+    """The tags code at ``offset`` of the file ``path`` of consumequeue_ext; None if there is no entry."""
     head = bytearray(_HEAD.size)
     try:
         got = open_files.get(path).read_into(memoryview(head), offset)
@@ -135,6 +133,7 @@ class FileQueue:
         return self.files.end() > self.files.first
 
     def has_units(self) -> bool:
+        """Whether its files contain a unit that is no filler."""
         return self.last_record() is not None
 
     def last(self) -> Table:
@@ -152,12 +151,15 @@ class FileQueue:
         return int(last["phys"][0]), int(last["size"][0])
 
     def max_offset(self) -> int:
+        """One past the last queue offset."""
         end, last = self.files.tail()
         if self.kind is QueueKind.PLAIN:
             return end
         return int(last["base_offset"][0] + last["count"][0]) if self.record_of(last) is not None else 0
 
     def min_offset(self, min_phys: int) -> int:
+        """The queue offset of the first unit whose record begins at or above physical offset ``min_phys``; the maximum
+        if there is none."""
         index = self.files.lower_bound("phys", min_phys)
         if self.kind is QueueKind.PLAIN:
             return index

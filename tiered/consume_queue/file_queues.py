@@ -1,15 +1,16 @@
 """Consume queues in files: ``consumequeue`` (20-byte units, tags perhaps in ``consumequeue_ext``) and
 ``batchconsumequeue`` (46-byte units with base offset and count).
 
-The frontier is read repeatedly while following the log, so the queues that changed last are checked first and the
-search ends once it has enough. A queue with unreadable files is skipped by the frontier, but never counts as empty.
-Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
-
-Detects changes of a directory's entries with one stat.
+The frontier, the physical end of the newest record with a unit, is read repeatedly while following the log. So the
+queues that changed last are checked first, and the search ends once it has found enough. It skips a queue with
+unreadable files, which never counts as empty.
 
 Queues are directories, and a broker may have 100,000: listing all of them repeatedly would cost more than following
-the log. A directory's mtime changes whenever an entry is added or removed, but only as fine as the kernel's clock
-ticks; so one that changed a moment ago counts as changed until it has been quiet.
+the log. So one stat tells whether a directory's entries have changed: its mtime changes whenever an entry is added or
+removed. The mtime is only as fine as the kernel's clock ticks, so that a directory that changed a moment ago counts as
+changed until it has been quiet.
+
+Sources: org.apache.rocketmq.store.ConsumeQueue, BatchConsumeQueue, ConsumeQueueExt.
 """
 
 import logging
@@ -35,10 +36,12 @@ from tiered.residency import open_failure
 QUIET_NS: Final = 2_000_000_000
 
 _Token = tuple[int, int, int] | None
+"""Device, inode and time of the last change (ns) of a directory; None: there is none."""
 
 
 class DirectoryChanges:
-    """State of every directory at the last check. ``now_ns``: the wall clock, as on file timestamps."""
+    """Tells whether the entries of directories have changed since the last check. ``now_ns``: the wall clock, as on
+    file timestamps."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._now_ns = now_ns
@@ -48,13 +51,13 @@ class DirectoryChanges:
         """Whether entries of ``directory`` may have been added or removed since the last call for it; True at the first
         call. A directory that was missing and still is has not changed."""
         token = _token(directory)
-        is_known = directory in self._seen and self._seen[directory] == token
+        is_same = directory in self._seen and self._seen[directory] == token
         if token is not None and self._now_ns() - token[2] < QUIET_NS:
             # Another change within the resolution of its timestamp would not be seen.
             self._seen.pop(directory, None)
         else:
             self._seen[directory] = token
-        return not is_known
+        return not is_same
 
 
 def _token(directory: Path) -> _Token:
@@ -70,9 +73,11 @@ logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 128
 RECENT_MAX: Final = 64
+"""So many of the queues that changed last are checked first by each search for the frontier."""
 SEARCH_QUEUES_MAX: Final = 256
-"""Queues that one search for the frontier checks at most."""
+"""Other queues that one search for the frontier checks at most."""
 SEARCH_TOPICS_MAX: Final = 64
+"""Topics in which one search looks for new queues at most."""
 UNREADABLE_AGAIN_S: Final = 60.0
 """Interval at which an unreadable queue is checked for the frontier: a bad sector keeps the disk busy."""
 _Key = tuple[str, int]
@@ -103,11 +108,11 @@ class FileConsumeQueues:
         self._by_topic: dict[tuple[QueueKind, str], dict[_Key, FileQueue]] = {}
         self._queues: dict[_Key, FileQueue] = {}
         self._order: list[_Key] = []
-        self._unreadable: dict[_Key, float] = {}  # excluded from the frontier until then
+        self._unreadable: dict[_Key, float] = {}  # not checked for the frontier before this time
         self._recent: dict[_Key, None] = {}  # the queue that changed last is at the end
-        self._queue_turn = self._topic_turn = self._frontier = self._asked = 0
-        """Of the search for the frontier, the physical end of the newest unit: how many queues and topics it has looked
-        at, what it has found, and what was requested last."""
+        self._queue_turn = self._topic_turn = self._frontier = self._frontier_wanted = 0
+        """Of the search for the frontier (the physical end of the newest record with a unit): how many queues and
+        topics it has checked, what it has found, and up to where the last call wanted it."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -165,13 +170,15 @@ class FileConsumeQueues:
         """The queues of ``ends`` whose maximum is another than given there. Two units tell for most plain queues; the
         others are searched."""
         with self._lock:
-            asked = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
-            plain = [(queue.files.directory, end) for _, queue, end in asked if queue.kind is QueueKind.PLAIN]
-            quick = iter(may_end_elsewhere(plain))
+            existing = [(key, self._queues[key], end) for key, end in ends.items() if key in self._queues]
+            plain = [
+                (queue.files.directory, end) for _, queue, end in existing if queue.kind is QueueKind.PLAIN
+            ]
+            may_differ = iter(may_end_elsewhere(plain))
             return [
                 key
-                for key, queue, end in asked
-                if (queue.kind is not QueueKind.PLAIN or next(quick))
+                for key, queue, end in existing
+                if (queue.kind is not QueueKind.PLAIN or next(may_differ))
                 and self._ask(key, queue, FileQueue.max_offset, end) != end
             ]
 
@@ -186,6 +193,8 @@ class FileConsumeQueues:
     def _quick_tails(
         self, kind: QueueKind, stored: np.dtype[Any]
     ) -> Iterator[tuple[_Key, FileQueue, Table | None]]:
+        """Each queue of ``kind``, whose units are ``stored`` as this type, with its last unit; None where a search is
+        needed to find it."""
         queues = [(key, queue) for key, queue in self._queues.items() if queue.kind is kind]
         units = last_valid_units([queue.files.directory for _, queue in queues], stored)
         return ((key, queue, unit) for (key, queue), unit in zip(queues, units, strict=True))
@@ -195,9 +204,9 @@ class FileConsumeQueues:
         queues. With ``at_least`` one call looks at a limited number of queues, those that changed last and some of the
         others in turn, until one reaches it; later calls look at the rest."""
         with self._lock:
-            if at_least is None or at_least < self._asked:
+            if at_least is None or at_least < self._frontier_wanted:
                 self._frontier = 0  # search again: the log may have been truncated
-            self._asked = at_least or 0
+            self._frontier_wanted = at_least or 0
             enough = at_least if at_least is not None else sys.maxsize
             self._advance_frontier(self._to_look_at(at_least is None), enough)
             if at_least is not None and self._frontier < at_least:
@@ -265,9 +274,9 @@ class FileConsumeQueues:
     def _look_for_queue(self, topic: str, queue_id: int) -> FileQueue | None:
         """The queue of this name, also if it was created since the last listing; None if there is none. ``topic`` may
         be any text that a record contains."""
-        known = self._queues.get((topic, queue_id))
-        if known is not None:
-            return known
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            return queue
         root = self._roots[QueueKind.PLAIN]
         if "/" in topic or not os.path.isdir(root / topic / str(queue_id)):
             return None
@@ -299,14 +308,14 @@ class FileConsumeQueues:
         directory = self._roots[kind] / topic
         if not self._changes.has_changed(directory):
             return
-        known = self._by_topic.get((kind, topic), {})
+        before = self._by_topic.get((kind, topic), {})
         topic_ext = self._ext_root / topic
-        found: dict[_Key, FileQueue] = {}
+        queues: dict[_Key, FileQueue] = {}
         for name in _subdirectories(directory):
             if name.isdecimal():
                 key = topic, int(name)
-                found[key] = known.get(key) or FileQueue(kind, directory, name, topic_ext, self._open_files)
-        self._by_topic[kind, topic] = found
+                queues[key] = before.get(key) or FileQueue(kind, directory, name, topic_ext, self._open_files)
+        self._by_topic[kind, topic] = queues
 
     def _gather(self) -> None:
         """Make the table of all queues from those of each topic, and discard what was noted of queues that are gone."""

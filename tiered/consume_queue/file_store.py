@@ -29,6 +29,7 @@ OPEN_FILES_MAX: Final = 128
 SYNCED_FILES_MAX: Final = 256
 """More files than these are synced by one call for the whole file system."""
 TRUNCATED_UNITS: Final = 64 * 1024
+"""Units that one step of a search from the end of a queue reads."""
 _KINDS: Final = (QueueKind.PLAIN, QueueKind.BATCH)
 _Key = tuple[str, int]
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,7 +92,8 @@ class FileQueueStore:
         return queue.read(queue.index_of(from_offset), count)
 
     def put(self, topic: str, queue_id: int, units: Table) -> None:
-        """Write ``units`` at their queue offsets. Where offsets are missing between them, a plain queue has holes."""
+        """Write ``units`` at their queue offsets. Where offsets are missing between them, files of a plain queue get
+        holes."""
         if len(units) == 0:
             return
         refuse_disorder(topic, queue_id, units)
@@ -109,8 +111,8 @@ class FileQueueStore:
             self._write(queue, int(units["queue_offset"][row]), run)
 
     def put_empty_queue(self, topic: str, queue_id: int, end_offset: int) -> None:
-        """Create a queue without messages that ends at ``end_offset``. Its only unit names no record; a filler would
-        not do, as the broker would skip new units behind it."""
+        """Create a queue without messages that ends at ``end_offset``. It has one unit, which refers to no record. A
+        filler in its place would not do, as the broker would skip new units behind it."""
         last = np.zeros(1, UNIT_DTYPE)
         last["phys"] = last["size"] = ENDED_PHYS
         last["queue_offset"], last["inner_num"] = end_offset - 1, 1
@@ -159,6 +161,7 @@ class FileQueueStore:
         self._open_files.close()
 
     def _add(self, kind: QueueKind, topic: str, queue_id: int) -> FileQueue:
+        """Add a queue, and return it. Where files of both kinds exist for it, those with units count."""
         directory, topic_ext = self._path / kind.value / topic, self._path / "consumequeue_ext" / topic
         queue = FileQueue(kind, directory, str(queue_id), topic_ext, self._open_files)
         if (topic, queue_id) not in self._queues or queue.has_places():
@@ -166,6 +169,7 @@ class FileQueueStore:
         return self._queues[topic, queue_id]
 
     def _create(self, topic: str, queue_id: int) -> FileQueue:
+        """Add a new queue, and return it. Raises UsageError if no directory can have the topic's name."""
         if "/" in topic or topic in ("", ".", ".."):
             raise UsageError(
                 f"topic {topic!r} can have no consume queue in files, as no directory can have its name",
@@ -217,6 +221,7 @@ class FileQueueStore:
         queue.files.refresh()
 
     def _blank(self, file: UnitFile, begin_byte: int) -> None:
+        """Make everything from ``begin_byte`` on a hole, by cutting the file there and giving it its size again."""
         with _opened(file.path, os.O_RDWR) as fd:
             size_bytes = os.fstat(fd).st_size
             os.ftruncate(fd, begin_byte)
@@ -237,7 +242,7 @@ def _first_at_or_above(queue: FileQueue, phys: int) -> int:
         begin = max(queue.files.first, end - TRUNCATED_UNITS)
         stored, indices = queue.files.read(begin, end - begin)
         above = indices[stored["phys"] >= phys]
-        if len(above) == 0:  # all units before are below too
+        if len(above) == 0:  # all units before these have lower physical offsets
             break
         found, end = int(above[0]), begin
     return found
@@ -270,6 +275,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[Any]:
+    """Turn an OSError of the ``with`` block into an error of tiered.errors that names ``path``."""
     try:
         yield
     except OSError as error:

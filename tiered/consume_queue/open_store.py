@@ -1,7 +1,5 @@
-"""Opens a store's consume queues for writing.
-
-Consume queues in files and in RocksDB, as a broker with ``rocksdbCQDoubleWriteEnable`` keeps them.
-"""
+"""Opens a store's consume queues for writing: in files, in RocksDB, or in both, as a broker with
+``rocksdbCQDoubleWriteEnable`` keeps them."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -59,6 +57,7 @@ class BothQueueStores:
             store.close()
 
     def _stores(self, topic: str) -> tuple[ConsumeQueueStore, ...]:
+        """Where the queues of ``topic`` are written: BatchCQ in files only."""
         return (self._files,) if topic in self._batch_topics else (self._files, self._rocksdb)
 
 

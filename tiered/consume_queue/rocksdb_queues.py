@@ -15,7 +15,7 @@ _Key = tuple[str, int]
 
 
 class RocksdbConsumeQueues(RocksdbUnits):
-    """ConsumeQueueIndex over a RocksDB as of its opening. Reading is thread-safe, ``refresh`` is not."""
+    """ConsumeQueueIndex over a RocksDB, as it was when it was opened. Reading is thread-safe, ``refresh`` is not."""
 
     def __init__(self, directory: Path, min_phys: Callable[[], int]) -> None:
         self._database = RocksdbCopy(directory, link_tables=True)
@@ -62,8 +62,9 @@ class RocksdbConsumeQueues(RocksdbUnits):
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         first = self.lower_bound(topic, queue_id, begin_phys)
+        # An LMQ may lack units between the two offsets, so that so many units may reach beyond the second.
         units = self.units(topic, queue_id, first, self.lower_bound(topic, queue_id, end_phys) - first)
-        below: Table = units[units["phys"] < end_phys]  # an LMQ lacks units, so that later ones are read
+        below: Table = units[units["phys"] < end_phys]
         return below
 
     def close(self) -> None:

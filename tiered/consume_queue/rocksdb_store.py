@@ -55,12 +55,12 @@ class RocksdbQueueStore(RocksdbUnits):
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True
         self._max: dict[_Key, tuple[int, int]] = {}
-        """(phys, last offset) of the queues whose new units are in the open batch."""
+        """Physical offset and queue offset of the last unit of each queue that has new units in the open batch."""
         self._batch: Any = self._new_batch()
         super().__init__(directory, log.min_phys)
 
     def items(self, family: str, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        self._commit()
+        self._commit()  # what is read must include what was put
         found: Iterator[tuple[bytes, bytes]] = self._families[family].items(from_key=from_key or None)
         return found
 
@@ -166,10 +166,12 @@ class RocksdbQueueStore(RocksdbUnits):
         return before
 
     def _below(self, topic: str, queue_id: int, offset: int, count: int) -> Table:
+        """The last unit at one of the ``count`` offsets below ``offset``; an empty table if there is none."""
         units = self.units(topic, queue_id, max(offset - count, 0), count)
         return units[units["queue_offset"] < offset][-1:]
 
     def _put_last(self, topic: str, queue_id: int, phys: int, last: int) -> None:
+        """Note that a queue's last unit has the queue offset ``last``, and its record the offset ``phys`` in the log."""
         self.last[topic, queue_id] = last
         self._max[topic, queue_id] = phys, last
 

@@ -2,9 +2,10 @@
 
 Family ``default``, the units: {topic length 4, CTRL_1, topic, CTRL_1, queue id 4, CTRL_1, queue offset 8} -> {phys 8,
 size 4, tagsCode 8, store time 8}. Family ``offset``: {topic length 4, CTRL_1, topic, CTRL_1, "max" or "min", CTRL_1,
-queue id 4} -> {phys 8, queue offset 8}. Max is the *last* offset; min is written at its first request and
-valid while its record is in the commitlog. LMQs are queues like others, but may have holes. "max" of CHECKPOINT_TOPIC,
-which is no topic, is the physical offset up to which the log is dispatched (8 bytes).
+queue id 4} -> {phys 8, queue offset 8}. "max" is the queue's *last* offset. "min" is its first one, written when a
+broker first needs it, and valid while that record is in the commitlog. LMQs are queues like others, but may lack
+offsets. "max" of CHECKPOINT_TOPIC, which is no topic, is the physical offset up to which the log is dispatched (8
+bytes).
 
 Sources: org.apache.rocketmq.store.queue.RocksDBConsumeQueueTable, RocksDBConsumeQueueOffsetTable.
 """
@@ -37,7 +38,8 @@ _OFFSET_BYTES: Final = 8
 
 
 class RocksdbUnits(ABC):
-    """Reads queues through ``items``. ``last``: last offset of each queue."""
+    """Reads the consume queues in a RocksDB, through ``items``, which a subclass has. ``last``: the last offset of each
+    queue; ``min_phys`` returns the commitlog's lowest physical offset."""
 
     def __init__(self, directory: Path, min_phys: Callable[[], int]) -> None:
         self.directory = directory
@@ -60,7 +62,8 @@ class RocksdbUnits(ABC):
                 continue
             if len(tail) != _OFFSET_TAIL_BYTES or len(value) < OFFSETS.size:
                 raise CorruptionError(
-                    f"RocksDB {self.directory}: an entry of column family offset has a key of {len(key)} bytes"
+                    f"RocksDB {self.directory} is damaged, or of another RocketMQ version: an entry of its column "
+                    f"family offset has a key of {len(key)} bytes and a value of {len(value)}"
                 )
             if tail[1:4] == MAX:
                 self.last[topic.decode("utf-8"), int.from_bytes(tail[5:], "big")] = OFFSETS.unpack_from(

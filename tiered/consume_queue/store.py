@@ -20,7 +20,7 @@ ENDED_PHYS = 1
 
 
 UNITS_AT_ONCE = 64 * 1024
-"""Units that one step reads."""
+"""Units that are copied at a time."""
 
 
 class StoreKind(Enum):
@@ -107,7 +107,7 @@ def copy_queue(key: tuple[str, int], source: QueueReader, target: ConsumeQueueSt
 
 
 def refuse_disorder(topic: str, queue_id: int, units: Table) -> None:
-    """Raises UsageError if queue offsets of ``units`` do not ascend."""
+    """Raise UsageError if the queue offsets of ``units`` do not ascend."""
     ends = units["queue_offset"] + units["inner_num"]
     if units["queue_offset"][0] < 0 or (units["queue_offset"][1:] < ends[:-1]).any():
         raise UsageError(

@@ -22,8 +22,9 @@ from tiered.residency import NAME_DIGITS, ColdReadFile, open_failure
 
 FILLER_SIZE: Final = 0x7FFFFFFF
 GALLOP_UNITS: Final = 64
+"""Units that the first step of a search for new units reads; each further step reads twice as many."""
 HOLE_UNITS: Final = 256
-"""Units before a file's first hole that contain the end of the queue, as a page of 4 KiB does."""
+"""The queue's end is among so many units before a file's first hole, as a hole begins at a page of 4 KiB."""
 
 
 class UnitFile(NamedTuple):
@@ -83,7 +84,7 @@ class UnitFiles:
 
     @property
     def directory(self) -> str:
-        """The queue's directory: made when needed, and no ``Path``, as there are 100,000 queues."""
+        """The queue's directory, as text that is made when it is needed: there may be 100,000 queues."""
         return f"{self._topic}/{self._name}"
 
     @property
@@ -215,10 +216,12 @@ class UnitFiles:
         return files[i].first if i < len(files) else end
 
     def _at(self, index: int, field: str, file: UnitFile) -> int:
+        """The ``field`` of the unit at ``index``, which is in ``file``; -1 for a filler, or if there is no unit."""
         unit = self._raw(file, index, 1)
         return -1 if len(unit) == 0 or is_filler(unit)[0] else int(unit[field][0])
 
     def _search_tail(self) -> tuple[int, Table]:
+        """One past the index of the last valid unit, and that unit, searched from the last file on."""
         for file in reversed(self._files):
             end, last = self._search_tail_in(file)
             if end > file.first:
@@ -243,11 +246,13 @@ class UnitFiles:
         return end, self._raw(file, end - 1, 1) if end > file.first else self._none()
 
     def _is_blank(self, file: UnitFile, index: int) -> bool:
+        """Whether no valid unit is at ``index``, which is in ``file``."""
         unit = self._raw(file, index, 1)
         return len(unit) == 0 or bool(unit["phys"][0] < 0 or unit["size"][0] <= 0)
 
     def _valid(self, first: int, count: int) -> Table:
-        """Leading valid units from ``first``, within one file."""
+        """The valid units from index ``first`` up to the first invalid one; at most ``count``, and only those in the
+        same file."""
         file = self._file_of(first)
         if file is None:
             return self._none()
@@ -261,12 +266,14 @@ class UnitFiles:
         return np.zeros(0, self._dtype)
 
     def _file_of(self, index: int) -> UnitFile | None:
+        """The file with the unit at ``index``, valid or not; None: there is none."""
         i = bisect_right(self._files, index, key=lambda file: file.first) - 1
         if i < 0 or index >= self._files[i].first + self._files[i].units:
             return None
         return self._files[i]
 
     def _file_end(self, index: int) -> int:
+        """One past the index of the last unit of the file that has the one at ``index``; ``index`` without a file."""
         file = self._file_of(index)
         return file.first + file.units if file is not None else index
 

@@ -21,16 +21,19 @@ PLAIN_UNIT: Final = struct.Struct(">qiq")
 PLAIN_FILE_BYTES: Final = 300_000 * PLAIN_UNIT.size
 """Default of mappedFileSizeConsumeQueue."""
 STAT_BLOCK_BYTES: Final = 512
+"""The unit in which stat counts the allocated blocks of a file."""
 THREADS: Final = 4
 CHUNK_QUEUES: Final = 1024
+"""Queues that a thread reads at a time."""
 THREADS_FROM_QUEUES: Final = 512
-"""Below this number, threads cost more than they save."""
-_Asked = TypeVar("_Asked")
-_Found = TypeVar("_Found")
+"""For fewer queues, threads cost more than they save."""
+_Place = TypeVar("_Place")
+_Result = TypeVar("_Result")
 
 
 def last_valid_units(directories: Sequence[str], dtype: np.dtype[Any]) -> list[Table | None]:
-    """Per directory its last valid unit (one row of ``dtype``); None where a search is needed."""
+    """For each of the queue ``directories`` its last valid unit, as a table of one row of ``dtype``; None where a search
+    is needed to find it."""
     return _in_threads(lambda chunk: _tails(chunk, dtype), directories)
 
 
@@ -43,11 +46,11 @@ def may_end_elsewhere(places: Sequence[tuple[str, int]]) -> list[bool]:
     return _in_threads(lambda chunk: [_may_end_elsewhere(*place) for place in chunk], places)
 
 
-def _in_threads(look: Callable[[Sequence[_Asked]], list[_Found]], asked: Sequence[_Asked]) -> list[_Found]:
-    """The results of ``look`` for all of ``asked``, in their order; many are divided among threads."""
-    if len(asked) < THREADS_FROM_QUEUES:
-        return look(asked)
-    chunks = [asked[at : at + CHUNK_QUEUES] for at in range(0, len(asked), CHUNK_QUEUES)]
+def _in_threads(look: Callable[[Sequence[_Place]], list[_Result]], places: Sequence[_Place]) -> list[_Result]:
+    """The results of ``look`` for all of ``places``, in their order; if they are many, threads share them."""
+    if len(places) < THREADS_FROM_QUEUES:
+        return look(places)
+    chunks = [places[at : at + CHUNK_QUEUES] for at in range(0, len(places), CHUNK_QUEUES)]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="queue-tails") as pool:
         return list(chain.from_iterable(pool.map(look, chunks)))
 
@@ -103,6 +106,7 @@ def _may_end_elsewhere(directory: str, index: int) -> bool:
 
 
 def _tails(directories: Iterable[str], dtype: np.dtype[Any]) -> list[Table | None]:
+    """``last_valid_units`` in one thread."""
     return [_last_valid(_bytes_before_hole(path, dtype.itemsize), dtype) for path in directories]
 
 
@@ -132,7 +136,8 @@ def _bytes_before_hole(directory: str, unit_bytes: int) -> bytes:
 
 
 def _open_last(directory: str) -> int | None:
-    """Descriptor of a queue's last file; None if unavailable: the search will report why."""
+    """A descriptor of the queue's last file; None if there is none or it cannot be opened, which a search then
+    reports."""
     try:
         names = [name for name in os.listdir(directory) if len(name) == NAME_DIGITS and name.isdecimal()]
         return os.open(f"{directory}/{max(names)}", os.O_RDONLY | os.O_CLOEXEC) if names else None
