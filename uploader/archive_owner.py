@@ -65,8 +65,9 @@ class ArchiveOwner:
         reported_end_phys: Callable[[], int | None],
         background: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        """``reported_end_phys``: the end of log that a live broker reports, or None. ``background``: see
-        CatalogWriter."""
+        """``take_over``: the archive may be taken from an owner that has not released it; ``limits``: what the operator
+        allows a log that differs from the archive. ``reported_end_phys`` returns the end of the log that a live broker
+        reports, or None. ``background`` runs merges of catalog pages."""
         self._limits = limits
         self._store = store
         self._reported_end_phys = reported_end_phys
@@ -75,7 +76,6 @@ class ArchiveOwner:
         self._environment = environment
         self._instance = identity.instance
         self._take_over = take_over
-        """Whether the archive may be taken from an owner that has not released it."""
         self._has_claimed = self._has_prepared = False
         self._restored = NOT_RESTORED
         """The checksums of a store that `tiered restore` wrote, which replace those of the archive."""
@@ -112,7 +112,7 @@ class ArchiveOwner:
             self._environment.refuse_empty()
         comparison = None if state is None else self._compared(state)
         if claim_now:
-            self._may_claim(self.writer.state, comparison)
+            self._decide_take_over(self.writer.state, comparison)
         if state is not None and comparison is not None and comparison.decision.step is LogStep.CONTINUE:
             self._look_beyond_end(state)
         if claim_now:
@@ -166,9 +166,10 @@ class ArchiveOwner:
                 extra={"object": objects[0].key},
             )
 
-    def _may_claim(self, owned: CatalogState, comparison: LogComparison | None) -> None:
+    def _decide_take_over(self, owned: CatalogState, comparison: LogComparison | None) -> None:
         """Decide, before a claim, whether the archive may be taken from an owner that has not released it: only with a
-        log that continues the archive. ``comparison`` is None of an archive without messages.
+        log that continues the archive. ``owned``: the state that names the owner; ``comparison``: of the log with the
+        archive, None if that has no messages.
 
         Raises LogDivergedError if a claim would only fail, or be refused, each time this process starts."""
         owner = owned.owner
@@ -180,7 +181,7 @@ class ArchiveOwner:
             if not self._take_over:
                 self._take_over = self._environment.may_take_over(owned, self._reported_end_phys())
             return
-        self._environment.may_take_over(owned, None)  # reports the lag
+        self._environment.may_take_over(owned, None)  # called only because it also reports the lag
         if self._take_over:
             if comparison.decision.step is LogStep.STOP:
                 raise comparison.error()
@@ -215,14 +216,18 @@ class ArchiveOwner:
             divergence = find_divergence(
                 self._log, history_spans(state), self._newest_check, reported_end_phys
             )
-            divergence = self._inside(state, divergence)
+            divergence = self._inside_next_commit(state, divergence)
             shared = Shared.EARLIER if divergence.is_compared else Shared.EARLIER_DELETED
             if not divergence.version:
                 shared = Shared.NOTHING
-        # At the begin of a log history the archive has no bytes of its own to compare: an earlier history has the same.
+        # At the begin of a log history the archive has no bytes to compare that an earlier history does not have too.
         has_grown = not state.log_histories or state.cursor.phys > state.log_histories[-1].begin_phys
         is_proven = shared is Shared.END and has_grown
-        if may_return and not is_proven and (earlier := self._earlier(state, divergence, shared)) is not None:
+        if (
+            may_return
+            and not is_proven
+            and (earlier := self._end_of_earlier_history(state, divergence, shared)) is not None
+        ):
             return LogComparison(
                 earlier, decide_log(LogFacts(Shared.EARLIER_HISTORY), self._limits), state, None
             )
@@ -245,9 +250,9 @@ class ArchiveOwner:
         ended = None if head is None else hidden_messages(state, common, recreated(archived, head))
         return LogComparison(CommonEnd(0, self._log.min_phys), decision, state, None, ended)
 
-    def _inside(self, state: CatalogState, found: CommonEnd) -> CommonEnd:
+    def _inside_next_commit(self, state: CatalogState, found: CommonEnd) -> CommonEnd:
         """Where log and archive diverge: inside the commit that follows the common end ``found``, if they have records
-        of that commit in common, otherwise at ``found``. Reads objects of ``state``."""
+        of that commit in common, otherwise at ``found``. Reads objects that ``state`` names."""
         if found.above is None or found.above[0] == 1:
             return found  # no commit follows, or it is the claim
         version, end_phys = found.above
@@ -309,7 +314,9 @@ class ArchiveOwner:
         for key, row in state.current_queues():
             tails.set(table.ordinal(key.topic, key.queue_id), key.generation, row)
 
-    def _earlier(self, state: CatalogState, present: CommonEnd, shared: Shared) -> CommonEnd | None:
+    def _end_of_earlier_history(
+        self, state: CatalogState, present: CommonEnd, shared: Shared
+    ) -> CommonEnd | None:
         """Where the log stops agreeing with an earlier log history (what the archive had before a truncated or replaced
         log), if it agrees with that further than with the current one, which it shares up to ``present``; else None."""
         reported_end_phys = self._reported_end_phys()
@@ -330,6 +337,8 @@ class ArchiveOwner:
         return best
 
     def _newest_check(self, first: int, last: int) -> Check | None:
+        """The newest commit of the catalog versions ``first`` to ``last`` that archived a part of the log: its version,
+        the checksum that the log must have there, and its end; None: there is none."""
         found = newest_log_check(self._archive, first, last)
         return None if found is None else (found[0], self._restored.of(found[1]), found[2])
 
@@ -392,8 +401,9 @@ _PUT_BACK = (
 
 @dataclass(frozen=True)
 class LogComparison:
-    """What a log shares with the archive of ``state``. ``common``: the state up to which they agree, or None.
-    ``hidden_if_same``: how many messages archive.same_broker would hide; None if that is no answer."""
+    """A comparison of a log with the archive of ``state``, and the decision that follows. ``divergence``: up to where
+    they agree; ``common``: the state up to which they do, or None. ``hidden_if_same``: how many messages would be
+    hidden if the operator sets archive.same_broker; None if that setting would not help."""
 
     divergence: CommonEnd
     decision: LogDecision

@@ -15,7 +15,8 @@ IMMEDIATE_RETRIES = 2
 
 @dataclass(frozen=True)
 class AttemptPolicy:
-    """Bounds on time-outs and back-off; milliseconds."""
+    """Bounds on timeouts and waits between attempts, in ms; ``rate_bytes_per_s_floor``: the slowest upload that is not
+    taken for a lost one."""
 
     timeout_ms_min: int = 2_000
     timeout_ms_max: int = 30_000

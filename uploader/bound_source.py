@@ -19,7 +19,7 @@ from uploader.log_feed import FeedBound
 NO_ADDRESS = "its address is unknown"
 OffsetsSource = Callable[[], BrokerOffsets | None]
 Silence = Callable[[], str]
-"""Why the broker's offsets are unknown."""
+"""Returns why the broker's offsets are unknown, as the text of an error."""
 Queues = set[tuple[str, int]]
 """(topic, queue id)"""
 
@@ -55,8 +55,8 @@ class BoundSource:
         """The version the broker last reported; empty: none."""
 
     def ask(self, cursor_phys: int) -> Bound:
-        """The bound now. Costs a lock query, one request to a live broker, and a read of the consume queues unless that
-        counts the dispatch."""
+        """Find the bound now. Takes a check of the broker's lock, one request to a live broker, and, unless its answer
+        says what its consume queues contain, a read of these."""
         bound = self._gather(cursor_phys)
         return self.settle() or bound
 
@@ -126,7 +126,7 @@ class BoundSource:
             )
 
     def proven_phys(self) -> int:
-        """End of the log whose units a dead broker has all written. Calls ``settle``."""
+        """Up to where a dead broker has certainly written its log and the units of its records. Calls ``settle``."""
         self.settle()
         return self.feed.proven_phys
 
@@ -148,8 +148,8 @@ class BoundSource:
         index = self._store.consume_queues()
         frontier = None
         if index is not None and not liveness.is_dead and (offsets is None or not offsets.counts_dispatch):
-            # Not where the broker counts dispatched records itself: each of up to 320 reads waits for the
-            # interpreter's lock.
+            # A broker that says itself what its consume queues contain spares up to 320 reads, each of which would wait
+            # for the interpreter's lock.
             reported_phys = offsets.max_phys if offsets is not None else None
             frontier = index.frontier_phys(at_least=reported_phys)
         log = self._store.commit_log

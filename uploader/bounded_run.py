@@ -15,13 +15,14 @@ from uploader.offload import Offloader
 from uploader.offload_status import OffloadResult, OffloadStatus
 
 OUTAGE_S_MAX = 60.0
-"""A backfill ends after the object store has refused all requests for this long."""
+"""A backfill ends with an error after the object store has stored nothing for so long."""
 AGAIN = "the same command continues where it stopped"
 
 
 @dataclass
 class OutageLimit:
-    """Limits of an outage, and of the drain after a stop."""
+    """Limits how long uploads may fail (``outage_s_max``), and how long a stop may wait for uploads in flight
+    (``drain_s_max``)."""
 
     drain_s_max: float
     outage_s_max: float = field(default_factory=lambda: OUTAGE_S_MAX)

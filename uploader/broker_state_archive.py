@@ -16,7 +16,8 @@ from tiered.object_store.interface import ObjectStore, put_own
 
 
 class BrokerStateArchive:
-    """``read`` returns {name: JSON-able document}, such as topics, subscription_groups, consumer_offsets."""
+    """Keeps copies of the broker's tables in ``archive``. ``read`` returns the tables as they are now: by name, such as
+    topics or consumer_offsets, a document that JSON can hold."""
 
     def __init__(self, archive: ObjectStore, read: Callable[[], Mapping[str, Any]]) -> None:
         self._archive = archive
@@ -26,7 +27,8 @@ class BrokerStateArchive:
         self._pending: dict[str, str] = {}
 
     def adopt(self, state_objects: Mapping[str, str]) -> None:
-        """Start from the keys the catalog names; they end in the digest of their content."""
+        """Start with the copies that the catalog names: ``state_objects`` has their keys, which end in the digest of
+        the content, by name of the table."""
         with self._lock:
             self._digests = {name: key.rsplit("-", 1)[-1] for name, key in state_objects.items()}
             self._pending = {}
@@ -71,8 +73,8 @@ class BrokerStateArchive:
             encoded = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
             digest = hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             with self._lock:
-                is_known = self._digests.get(name) == digest
-            if not is_known:
+                is_same = self._digests.get(name) == digest
+            if not is_same:
                 yield name, document, digest
 
     def pending(self) -> dict[str, str]:

@@ -78,8 +78,8 @@ class UploadContext:
 
 @dataclass
 class Attempt:
-    """All objects of a cycle under their own keys. ``encoded`` holds the bodies: once cleared, their memory is free
-    when running PUTs end."""
+    """One try to put all objects of a cycle, under keys of its own. ``encoded`` has the objects' bytes: once it is
+    cleared, their memory is free as soon as running PUTs end."""
 
     keys: list[str]
     encoded: list[EncodedSegment]
@@ -88,8 +88,9 @@ class Attempt:
     """The longest of its PUTs."""
     abandonment: Abandonment
     timers: list[EncodedTimers] = field(default_factory=list)
-    """Its last object, if the cycle has timers, once it is encoded; and the number in that key."""
+    """The object with the cycle's timers, once it is encoded; empty if it has none."""
     timers_number: int = 0
+    """The number in the key of that object."""
     _failure: Exception | None = None
     _failing_since_s: float = 0.0
 
@@ -99,14 +100,13 @@ class Attempt:
         return all(put.done() and _error_of(put) is None for put in self.puts)
 
     def keys_that_may_exist(self) -> list[str]:
-        """Garbage if it is abandoned. A PUT that was refused without effect, or cancelled, left no object: such keys
-        would add up during an outage."""
+        """The keys that become garbage if this attempt is abandoned. Those of PUTs that were refused without effect, or
+        cancelled, are not among them, as no object exists: they would add up during an outage."""
         return [key for key, put in zip(self.keys, self.puts, strict=True) if not _left_nothing(put)]
 
     def failure(self, now_s: float) -> Exception | None:
-        """Why this attempt must be abandoned at ``now_s``; None while all its PUTs may still succeed, and after a
-        failed one while others run. The first failure cancels PUTs that have not begun, and ends running ones early.
-        """
+        """Why this attempt must be abandoned at ``now_s``; None while no PUT has failed, and also after one failed,
+        while others still run. The first failure cancels PUTs that have not begun, and ends running ones early."""
         if self._failure is None:
             answered = (put for put in self.puts if put.done() and not put.cancelled())
             self._failure = next((error for put in answered if (error := _error_of(put))), None)

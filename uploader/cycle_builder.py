@@ -43,7 +43,7 @@ RETRY_LOOK_S = 0.25
 
 
 class CycleBuilder:
-    """``extend`` adds newer data to a retry (TieredDispatcher.extend_into). One thread calls ``build_next``."""
+    """Plans cycles, and starts and repeats their uploads. One thread calls ``build_next``."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CycleBuilder:
         extend: Callable[[LogBatch], bool],
     ) -> None:
         """``closed``: the batches to build cycles of; ``in_flight``: cycles until their commit, shared with the
-        committer."""
+        committer. ``extend`` adds newer data to a batch that is uploaded again (TieredDispatcher.extend_into)."""
         self._context = context
         self._closed = closed
         self._in_flight = in_flight
@@ -92,14 +92,14 @@ class CycleBuilder:
             batch = self._closed.get()
             if batch is None:
                 return False
-            self._hide_above(batch)
+            self._hide_messages_above(batch)
             cycle = Cycle(batch, self._plan(batch))
             self._start_attempt(cycle)
             self._in_flight.append(cycle)
         return True
 
     def _plan(self, batch: LogBatch) -> CyclePlan:
-        while self._make_way(plan := self._planned(batch), batch):
+        while self._resolve_repeated_offsets(plan := self._planned(batch), batch):
             pass
         self._context.tails.apply(plan.change)
         return plan
@@ -110,7 +110,7 @@ class CycleBuilder:
         self._was_lost = self._was_lost or bool(batch.lost)
         return plan
 
-    def _hide_above(self, batch: LogBatch) -> None:
+    def _hide_messages_above(self, batch: LogBatch) -> None:
         """Before ``batch`` is archived: where a repair found messages above the place in the log from which on it lets
         the log be read, hide them. What the log has of them is archived again; what it lost, before the repair or
         since, has no place in it. Those of parts of the log that cannot be read stay."""
@@ -122,7 +122,7 @@ class CycleBuilder:
             self._await_commits()
             self._end_queues(ends, batch, "a part of the commitlog that was archived before is read again")
 
-    def _make_way(self, plan: CyclePlan, batch: LogBatch) -> bool:
+    def _resolve_repeated_offsets(self, plan: CyclePlan, batch: LogBatch) -> bool:
         """Before ``batch`` is archived by ``plan``: if the broker has used offsets of a queue again, end the archived
         queue in front of these by a commit, and archive again what the broker's consume queue has from there on.
         Returns whether that changed something, so that ``batch`` must be planned again.
@@ -275,7 +275,7 @@ class CycleBuilder:
         counters.last_error = str(error)
         counters.consecutive_failures = cycle.failures
         logger.warning(
-            "upload attempt abandoned",
+            "the upload of a part of the commitlog failed, and is tried again under new keys",
             extra={
                 "error": str(error),
                 "failures": cycle.failures,

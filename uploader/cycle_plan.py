@@ -33,7 +33,7 @@ from uploader.topic_selections import TopicSelections
 
 Ints = NDArray[Any]
 _LAST: Final = 1 << 30
-"""Sorts what never expires behind all TTL classes."""
+"""In place of FOREVER_CLASS, so that messages that never expire have the longest class."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,17 @@ class PlannedGap:
 
 
 class UnusualQueue(NamedTuple):
-    """A queue, by its ordinal, whose records do not continue at its end, or a new one that starts above 0: a gap, a
-    recreated topic, or a damaged header (header_check.py). ``next_offset``: its end, UNKNOWN if new."""
+    """A queue, by its ordinal, whose records do not continue where it ends, or a new one that starts above 0. The cause
+    may be a gap, a recreated topic, or a damaged header (header_check.py). ``next_offset``: where the queue ends;
+    UNKNOWN if it is new."""
 
     ordinal: int
     next_offset: int
 
 
 class RepeatedOffset(NamedTuple):
-    """A queue, by its ordinal, that had ``offset`` before; its record in front of that one ends at ``end_phys``."""
+    """A queue, by its ordinal, in which a record has ``offset``, which an earlier record had too. The queue's record
+    before it in the log ends at ``end_phys``."""
 
     ordinal: int
     offset: int
@@ -85,7 +87,7 @@ class CyclePlan:
     unusual: list[UnusualQueue]
     timers: TimerRows | None = None
     repeated: Sequence[RepeatedOffset] = ()
-    """Above offset 0. Each begins a generation, as at a recreated topic."""
+    """Offsets above 0 that queues have a second time. The plan begins a generation there, as for a recreated topic."""
     ends: Mapping[QueueKey, int] = field(default_factory=dict)
     """Archived queues that must end at these offsets before this is uploaded: the broker used later ones again."""
 
@@ -104,6 +106,8 @@ class _Rows:
 
 @dataclass
 class _Runs:
+    """Runs of a cycle, as columns. ``order``, which ``first`` indexes, sorts the cycle's rows by queue."""
+
     ordinal: Ints
     first: Ints  # index into order
     rows: Ints
@@ -157,10 +161,10 @@ class CyclePlanner:
         aside: Sequence[int] = (),
         lmq: LmqOffsets = MappingProxyType({}),
     ) -> CyclePlan:
-        """Plan the objects and gaps of one cycle: all records of ``columns`` of topics that are archived, but the rows
-        ``excluded``; those of ``aside`` are in LMQs alone. ``gap_reason``: why offsets are missing; ``lmq``: offsets of
-        LMQ entries where these differ from what the records say. The queue tails do not change: the caller applies
-        ``change`` of the plan."""
+        """Plan the objects and gaps of one cycle, of all records of ``columns`` whose topic is archived, without the
+        rows ``excluded``; the rows ``aside`` are archived in LMQs alone. ``gap_reason``: why offsets are missing;
+        ``lmq``: offsets of LMQ entries where these differ from what the records say. The queue tails do not change: the
+        caller applies ``change`` of the plan."""
         self._tails.grow(len(self._table))
         rows = self._admitted_rows(columns, excluded, aside, lmq)
         if len(rows.queue) == 0:
@@ -169,7 +173,7 @@ class CyclePlanner:
             return CyclePlan([], [], change, 0, 0, [])
         order = self._order(rows)
         runs = self._runs(columns, rows, order)
-        gaps, unusual, repeated = self._chain(runs, gap_reason)
+        gaps, unusual, repeated = self._continue_queues(runs, gap_reason)
         change = self._change(runs)
         # Each large run gets an object of its own; the others of one TTL class share one, in the order of queues.
         by_queue = np.argsort(self._generations.rank()[runs.ordinal], kind="stable")
@@ -207,7 +211,8 @@ class CyclePlanner:
             self._tails.set(self.ordinal_of(key), key.generation, row)
 
     def ordinal_of(self, key: QueueKey) -> int:
-        """The ordinal of a queue that is in the table; a search in it is the scanning thread's."""
+        """The ordinal of a queue that is in the table. The rows are compared one by one, as only the thread that scans
+        the log may use the table's own search."""
         ids = self._table.queue_id[: len(self._table)]
         return next(
             at for at in np.flatnonzero(ids == key.queue_id).tolist() if self._table.topic(at) == key.topic
@@ -251,7 +256,7 @@ class CyclePlanner:
 
     def _runs(self, columns: RecordColumns, rows: _Rows, order: Ints) -> _Runs:
         """Divide the rows, which ``order`` sorts by queue, into runs: rows of one queue with contiguous offsets. The
-        runs are made as if each continued its queue's tail; ``_chain`` corrects the others."""
+        runs are made as if each continued its queue's tail; ``_continue_queues`` corrects the others."""
         queue, base = rows.queue[order], rows.queue_offset[order]
         end = base + rows.inner_num[order]
         first = np.flatnonzero(np.concatenate([[True], (queue[1:] != queue[:-1]) | (base[1:] != end[:-1])]))
@@ -285,7 +290,7 @@ class CyclePlanner:
             end_phys=phys[first + count - 1] + size[first + count - 1],
         )
 
-    def _chain(
+    def _continue_queues(
         self, runs: _Runs, reason: GapReason
     ) -> tuple[list[PlannedGap], list[UnusualQueue], list[RepeatedOffset]]:
         """Compare every run with the end of its queue. Sets generation and first byte, in place, of runs that do not
@@ -301,7 +306,7 @@ class CyclePlanner:
         next_offsets = self._tails.of(ordinals)[:, 0]
         unusual = list(map(UnusualQueue, ordinals.tolist(), next_offsets.tolist()))
         gaps, repeated = list[PlannedGap](), list[RepeatedOffset]()
-        # Where the present queue ends, while its runs are gone through one by one.
+        # ``present``: the queue whose runs are compared now; the others: where it ends so far.
         present = next_offset = byte = end_phys = generation = -1
         for i in np.flatnonzero(~continues | _has_unusual_successor(runs.ordinal, continues)):
             ordinal = int(runs.ordinal[i])

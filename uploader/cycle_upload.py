@@ -34,7 +34,7 @@ WAIT_S = 1.0
 
 
 class CycleUploader:
-    """The builder and committer halves. ``extend`` adds newer data to a retry (TieredDispatcher.extend_into)."""
+    """Uploads and commits closed batches: ``builder`` for the one thread, ``commit_next`` for the other."""
 
     def __init__(
         self,
@@ -45,8 +45,9 @@ class CycleUploader:
         extend: Callable[[LogBatch], bool],
         state_archive: BrokerStateArchive,
     ) -> None:
-        """``closed``: the batches that the dispatcher closes; ``state_archive``: the broker's tables, whose copies
-        go into the same commits."""
+        """``closed``: the batches that the dispatcher closes; ``extend`` adds newer data to one that is uploaded again
+        (TieredDispatcher.extend_into); ``state_archive``: the broker's tables, whose copies go into the same
+        commits."""
         self._context = context
         self._state_archive = state_archive
         self._in_flight = CyclesInFlight()
@@ -105,7 +106,9 @@ class CycleUploader:
             was_excluded = gap.reason is GapReason.EXCLUDED
             logger.log(
                 logging.INFO if was_excluded else logging.ERROR,
-                "gap recorded: its topic was excluded" if was_excluded else "gap recorded",
+                "gap recorded: the topic of the missing offsets was excluded"
+                if was_excluded
+                else "gap recorded: offsets of a queue are missing from the archive for good",
                 extra={
                     "queue": str(gap.queue),
                     "begin": gap.begin_queue_offset,

@@ -92,12 +92,13 @@ class TieredDispatcher:
             self._lock.release()
 
     def compensate(self, bound: FeedBound) -> StepResult:
-        """Read at most one batch; waits for the lock, not for memory."""
+        """Read at most one batch. Waits while another thread reads, but not for a free batch: then it is BUSY."""
         with self._lock:
             return self._advance(bound, self._batch_bytes)
 
     def close_if_due(self, *, force: bool = False) -> None:
-        """Close the open batch if it is old, spans a file of filtered traffic, or if ``force``."""
+        """Close the open batch if it is old, if it spans as much of the log as a file has, though few of its messages
+        are archived, or if ``force``."""
         with self._lock:
             batch = self._open
             if batch is None or batch.to_phys == batch.from_phys:

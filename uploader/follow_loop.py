@@ -30,14 +30,15 @@ DEAD_POLL_MS = 500
 
 
 class Every:
-    """True at most once per period, also for the first call, and after the clock was set back."""
+    """Tells when something is due that is done at most once in a period: at the first call, once the period has passed,
+    and after the clock was set back."""
 
     def __init__(self, period_ms: int) -> None:
         self._period_ms = period_ms
         self._due_ms: int | None = None
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether the period has passed since the last True."""
+        """Whether it is due at ``now_ms``; then a new period begins."""
         if self._due_ms is not None and self._due_ms - self._period_ms <= now_ms < self._due_ms:
             return False
         self._due_ms = now_ms + self._period_ms

@@ -43,11 +43,12 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[Any]
 
 SEARCHED_MAX = 20_000
-"""With more queues than this, none is searched."""
+"""If a broker has more queues than this, no record is searched in all of them."""
 SEARCH_SHARE = 0.05
-"""Share of a thread's time for searches in all queues."""
+"""Searches in all queues may take this share of a thread's time."""
 MISSING_MAX = 1024
-"""Missing offsets looked up at either end of a gap; a header may hold any offset."""
+"""So many missing offsets at either end of a gap are looked up: a gap may be of any size, as a damaged header may hold
+any offset."""
 
 
 class HeaderCheck:
@@ -67,7 +68,7 @@ class HeaderCheck:
         self._log = log
         self._lmq = LmqDispatch(table, consume_queues, lmq_rules)
         self._search_again_s = 0.0
-        """On the monotonic clock."""
+        """No search in all queues before this time of the monotonic clock."""
 
     def plan(
         self, planner: CyclePlanner, batch: LogBatch, gap_reason: Callable[[LogBatch], GapReason]
@@ -132,7 +133,7 @@ class HeaderCheck:
 
     def read_again(self, ordinal: int, gap: PlannedGap, before_phys: int) -> Iterator[LogBatch]:
         """The records below commitlog offset ``before_phys`` that the broker's consume queue has at the offsets of
-        ``gap``, in batches. ``ordinal``: the number of the queue. None if consume queues cannot be read."""
+        ``gap``, in batches; no batch if consume queues cannot be read. ``ordinal``: the number of the queue."""
         index = self._consume_queues()
         if index is not None:
             yield from RepeatedOffsets(self._table, index, self._log).read_again(ordinal, gap, before_phys)
@@ -182,7 +183,8 @@ class HeaderCheck:
 
 
 class HeaderComparison:
-    """Compares one batch with one index, once. Rows are indices into ``columns``."""
+    """Compares the record headers of one batch with the broker's consume queues, once. Rows are indexes into
+    ``columns``, the batch's records."""
 
     def __init__(
         self,
@@ -192,7 +194,8 @@ class HeaderComparison:
         log: CommitLog,
         excluded: Sequence[int] = (),
     ) -> None:
-        """``excluded``: rows that an earlier comparison has excluded."""
+        """``table`` numbers the queues of ``columns``; ``index``: the broker's consume queues; ``excluded``: rows that
+        an earlier comparison has excluded."""
         count = columns.rows
         self._index, self._log = index, log
         self._phys, self._size = columns.phys[:count], columns.size[:count]
@@ -208,14 +211,17 @@ class HeaderComparison:
         self._is_checkable = (columns.flags[:count] & FLAG_LMQ) == 0
         self._is_checkable[list(excluded)] = False
         self._suspected = np.zeros(count, bool)
+        """By row, as the next ones: whether the record is of a queue that does not simply continue."""
         self._stands_alone = np.zeros(count, bool)
-        """Suspected rows with no neighbouring record of the queue before or behind them."""
+        """Whether, besides, no record of the queue in this batch continues it or is continued by it."""
         self._confirmed = np.zeros(count, bool)
+        """Whether a unit of its queue refers to it at its offset."""
         self._in_other_queue = np.zeros(count, bool)
-        """Referenced by another queue."""
+        """Whether a unit of a queue refers to it whose name or id differs from the header's in one byte."""
         self._other_offset = np.full(count, UNKNOWN, np.int64)
-        """At which the own queue references it."""
+        """Another offset, different in one byte, at which its queue refers to it."""
         self.has_searched = False
+        """Whether all queues of the broker were searched."""
 
     def contradicted(self, unusual: Sequence[UnusualQueue], *, may_search: bool = True) -> Ints:
         """The rows, ascending, of records whose headers the consume queues contradict: such a record is not in the
@@ -252,7 +258,7 @@ class HeaderComparison:
         """Whether the offset in the header of ``row``, which its consume queue has at another offset, is damaged: then
         the queue has the records before and after it where their headers say. Otherwise the broker miscounted, and the
         record is sound."""
-        # A recreated topic starts with offset 0.
+        # Offset 0 may be that of a recreated topic.
         if not self._stands_alone[row] or self._offset[row] == 0:
             return False
         ordinal, offset = int(self._queue[row]), int(self._other_offset[row])

@@ -8,14 +8,9 @@ A damaged segment is excluded from the index and listed by the commit: queries r
 damage. A file that can neither be read nor rebuilt stays, and its neighbours are merged without it.
 
 Everything is read from the bucket, so any process may continue another's work. A crash leaves at most one file that no
-commit names; it carries its epoch and is garbage. Without commits there are no requests.
+commit names; its key has the epoch, and it is garbage. Without new commits nothing is requested from the store.
 
-Decisions are in index_plan.py.
-
-Finds index files of which most messages have expired. Pure.
-
-An object counts as gone when no living run refers to it. Compaction moves runs to other objects under their versions,
-so the living bytes of a file's versions decide too. A file that was just rebuilt covers no such object.
+Decisions are in index_plan.py, but for which files have mostly expired (``mostly_expired``).
 """
 
 import logging
@@ -70,9 +65,10 @@ def expired_offsets(state: CatalogState) -> int:
 def mostly_expired(
     refs: Sequence[IndexRef], pages: Iterable[Page], covered_of: Callable[[IndexRef], Covered | None]
 ) -> list[IndexRef]:
-    """The index files of ``refs``, which are in order, of whose messages more than half, by bytes, have expired.
+    """The index files of ``refs``, which are in order, of whose messages more than half, by bytes, have expired. Pure.
+
     ``pages``: all living runs of the versions that they cover; ``covered_of`` returns the objects of a file, None if
-    its footer is damaged: such a file is skipped."""
+    its footer is damaged: such a file is skipped. An object is gone if no living run refers to it."""
     first = np.array([ref.from_version for ref in refs], np.int64)
     living = np.zeros(len(refs), np.int64)
     """Bytes of living messages, by file."""
@@ -132,7 +128,7 @@ class IndexBuilder:
         clock: Clock,
         random_source: random.Random | None = None,
     ) -> None:
-        """``log`` logs a message with fields; ``random_source`` makes the keys of this process's files unique."""
+        """``random_source`` makes the keys of this process's files unique."""
         self._store = store
         self._writer = writer
         self._settings = settings
@@ -170,7 +166,7 @@ class IndexBuilder:
     # -- one step -----------------------------------------------------------------------------------------------
 
     def build_next(self, *, is_final: bool = False) -> bool:
-        """Make one new file or one merge; False when nothing is due."""
+        """Make one new index file, or merge or rebuild some. Returns whether anything was due."""
         state = self._writer.state
         work = self.plan(state, is_final=is_final)
         return work is not None and self.step(state, work)
@@ -412,6 +408,6 @@ class IndexBuilder:
 
 
 def _without_pending(state: CatalogState, footer: Covered) -> Covered:
-    """Objects of one file that are not pending deletion."""
+    """The objects that an index file covers, by its ``footer``, without those that are pending deletions."""
     kept = [footer.keys[key] not in state.pending_deletions for key in footer.objects["key"].tolist()]
     return Covered(footer.objects[np.array(kept, bool)], footer.keys)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 UPLOAD_BYTES_PER_S_MIN = 1 << 20
 TIMEOUT_S_MIN = 60.0
 SPOOL_BYTES = 16 << 20
-"""A file up to this size is not written to disk."""
+"""An index file up to this size is kept in memory, and not written to the local disk."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class IndexCounters:
 
 
 class IndexFiles:
-    """The files of one builder, made from ``source``. ``nonce``: in their keys."""
+    """Writes the index files of one builder, puts them, and commits them."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class IndexFiles:
         *,
         nonce: str,
     ) -> None:
-        """``nonce`` belongs to one process, so that no key is used twice."""
+        """``source`` knows which segments are damaged; ``nonce``, a part of keys, belongs to one process, so that no
+        key is used twice."""
         self._maintenance, self._settings, self._input = maintenance, settings, source
         self._nonce = nonce
         self._made = 0

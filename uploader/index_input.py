@@ -1,17 +1,11 @@
-"""Reads what index files are built from: key sections of segments, as many as memory allows. Damaged segments are told
-apart.
+"""Reads what index files are built from: key sections of segments, as many as memory allows.
 
-Errors of the local disk that holds temporary files, as the uploader's own errors.
+``IndexInput`` reads segments, and tells which are damaged. ``GatheredItems`` sorts the items of one index file with a
+bounded number of them in memory: more go, sorted piece by piece, to a temporary file without a name, and are merged at
+the end. A producer chooses the number of keys of a message: 32 KiB of one-letter keys are 16,000.
 
-Sorts the items of one index file with a bounded number of them in memory.
-
-More are spilled, sorted piece by piece, to an unnamed temporary file, and merged at the end. A producer chooses the
-number of keys of a message: 32 KiB of one-letter keys are 16,000.
-
-Finds stale entries of the setting ``unindexed``: runs of damaged segments that expired or were replaced. The setting
-is bounded, so they are removed.
-
-Reads only pages that may still hold such runs.
+``stale_entries`` finds entries of the setting ``unindexed`` that are no longer needed, as the runs of a damaged segment
+have expired or were replaced. The setting is bounded, so such entries are removed.
 """
 
 import os
@@ -97,7 +91,8 @@ _NOTHING = Covered(np.zeros(0, COVERED_DTYPE), ())
 
 
 class GatheredItems:
-    """At most ``items_max`` are in memory, except those of one larger row. Must be closed."""
+    """Items for one index file, of which at most ``items_max`` are in memory, unless one message has more. Must be
+    closed."""
 
     def __init__(self, items_max: int) -> None:
         """``items_max``: with more items than these in memory, they are written to a temporary file."""
@@ -221,7 +216,7 @@ class Unread:
 
 
 class IndexInput:
-    """Segments of ``store``, whose newest state ``writer`` knows."""
+    """Reads segments of ``store``; ``writer`` knows the newest state of its catalog."""
 
     def __init__(
         self, store: ObjectStore, writer: CatalogWriter, settings: IndexSettings, run_index: RunIndex
@@ -234,12 +229,12 @@ class IndexInput:
         """Entries of damaged segments that the next commit removes."""
 
     def first_group(self, segments: Sequence[Segment]) -> Group:
-        """The first of ``segments``, for one file."""
+        """The first of ``segments``, as many as one new index file may cover."""
         rows_max = max(1, self.items_max // KEYS_PER_ROW)
         return groups_of(segments, rows_max, FILE_OBJECTS_FACTOR * self._settings.unindexed_objects_max)[0]
 
     def gathered(self) -> closing[GatheredItems]:
-        """Items of one file, to be read."""
+        """An empty collection of the items of one index file."""
         return closing(GatheredItems(self.items_max))
 
     def read(self, group: Group, items: GatheredItems) -> tuple[Group, list[Unread], Places]:
@@ -332,6 +327,8 @@ class IndexInput:
 def _items_if_few(
     segment: Segment, room: int, index: SegmentIndex, keys: KeySection
 ) -> tuple[Table, Places] | None:
+    """The items of ``segment``, and the places of its messages; None if it has more keys than ``room``. ``index`` and
+    ``keys``: its footer and its key section."""
     if len(keys.hashes) > room:
         return None
     return items_of_segment(index, keys, segment.runs), places_of_segment(index, segment.runs)

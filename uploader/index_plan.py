@@ -1,10 +1,10 @@
 """Plans index files: new ones over unindexed segments, and merges of existing ones. Pure.
 
 New files cover whole catalog versions. Of a day that has not ended at most ``day_files_max`` are left: one more is
-merged with the newest that were merged as often, so levels fall from the oldest file to the newest. Then k files, each
-item rewritten at most w times, hold (k + w choose k) new ones: 5 and 5 the 270 of a day with a commit in 5 s. An item
-is rewritten at most MERGES_MAX times, and once more when an ended day becomes one file. Only neighbours in the order of
-versions are merged, so coverage has no hole.
+merged with the newest that were merged as often, so levels fall from the oldest file to the newest. Then k files hold
+(k + w choose k) new ones if each item is rewritten at most w times. With k = w = 5 these are 252, about what a day with
+a commit every 5 s makes. An item is rewritten at most MERGES_MAX times, and once more when an ended day becomes one
+file. Only neighbours in the order of versions are merged, so coverage has no hole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ the largest."""
 
 @dataclass(frozen=True)
 class Segment:
-    """A data object with the ``runs`` (RUN_DTYPE) a catalog version added. ``place`` is its OBJECT_DTYPE row."""
+    """A data object, and those of its ``runs`` (RUN_DTYPE) that one catalog version added. ``place``: the object's row
+    (OBJECT_DTYPE); ``begin_ms`` and ``end_ms``: the first and the last store time of the runs."""
 
     key: str
     place: np.void
@@ -128,7 +129,7 @@ class Backlog:
 
     @staticmethod
     def identity_of(state: CatalogState) -> tuple[object, ...]:
-        """What changes when runs are removed."""
+        """A value that changes when runs are removed from the archive."""
         return state.log_histories, len(state.tombstones)
 
     def of(self, state: CatalogState) -> Backlog:
@@ -231,7 +232,7 @@ def _same_day(refs: Sequence[IndexRef]) -> list[list[IndexRef]]:
 
 
 def _is_past(group: Sequence[IndexRef], now_ms: int) -> bool:
-    """Whether its day has ended by the clock: what the log has of it has been read."""
+    """Whether the day of the index files ``group`` has ended by the clock: all that the log has of it has been read."""
     return group[-1].end_ms // DAY_MS < now_ms // DAY_MS
 
 

@@ -38,14 +38,19 @@ LmqOffsets = Mapping[tuple[int, int], int]
 are dispatched unless in doubt."""
 
 NOT_DISPATCHED = -1
+"""In place of an offset: the broker did not make the entry."""
 NO_UNIT = -1
+"""In place of an offset: no unit of the queue was found, which proves nothing."""
 ABSENT = -2
+"""In place of an offset: the queue surely has no unit."""
 QUEUES_READ_MAX = 20_000
-"""Queues read for one batch."""
+"""If more queues of a batch need a decision, none of their units is read."""
 LOOKED_UP_MAX = 1024
-"""Offsets between those of the records, of which the units are read all the same."""
+"""Units at the offsets of records are read at once if so many offsets at most lie between these."""
 _AHEAD_MAX = 10_000
+"""Queues of which it is noted that the broker's count is ahead."""
 _NAMES_FEW = 16
+"""A record mostly lists fewer queues than this."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,17 @@ class LmqRules:
 
 
 class UnitPlace(NamedTuple):
-    """The end of a queue: ``offset``, UNKNOWN if unknown, and ``claimed``, the offset the next record has by the
-    broker's count."""
+    """Where an LMQ ends: the next ``offset`` in it, UNKNOWN if it is not known, and ``claimed``, the offset that the
+    next record says that it has, by the broker's count."""
 
     offset: int
     claimed: int
 
 
 class UnitClaims(NamedTuple):
-    """Entries of one queue, in log order: offset in the record, times the record lists the queue, DOUBT bits, and
-    offset by the queue's units (or NO_UNIT, ABSENT)."""
+    """What is known of the entries of one LMQ, in the order of the log: the offset that the record says, how often the
+    record lists the queue, why it is in doubt whether the broker made the entry (DOUBT bits), and the offset that the
+    queue's units say (or NO_UNIT, ABSENT)."""
 
     offset: Sequence[int]
     times: Sequence[int]
@@ -163,7 +169,8 @@ def _without_units(claimed: int, doubt: int, place: UnitPlace, rules: LmqRules) 
 
 
 class _Records(NamedTuple):
-    """Records with entries of one queue, in log order: position, offset in the record, DOUBT bits."""
+    """Records with entries of one LMQ, in the order of the log: commitlog offset and size, the offset in the LMQ that
+    the record says, and its DOUBT bits."""
 
     phys: Ints
     size: Ints

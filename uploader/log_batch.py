@@ -39,13 +39,14 @@ class LostRange(NamedTuple):
 
 
 class LogBatch:
-    """Filled by one thread at a time; passed from dispatcher to builder to uploader and back to the pool.
+    """One batch. It is filled by one thread at a time, and passed from dispatcher to builder to uploader and back to
+    the pool.
 
-    ``is_wanted``: it has a row of an admitted queue; the first rows of a new queue are scanned before the filter
-    decides. ``excluded``: damaged rows with valid bytes (header_check.py); ``aside``: rows that their queue does not
-    have, but perhaps LMQs (repeated_offsets.py). ``lmq``: LMQ entries that differ from the
-    records' properties (lmq_dispatch.py). ``repeated``: queues, by ordinal, whose records are where the broker's queue
-    has them, and how many are in none (repeated_offsets.py).
+    ``is_wanted``: whether it has a row of a queue that is archived. ``excluded``: rows that are not archived, as their
+    headers are damaged (header_check.py); ``aside``: rows that the broker's queue does not have, but perhaps LMQs
+    (repeated_offsets.py). ``lmq``: LMQ entries that differ from what the records say (lmq_dispatch.py). ``repeated``:
+    queues, by ordinal, whose records got the offsets that the broker's queue has for them, and how many messages are
+    in no queue (repeated_offsets.py).
     """
 
     def __init__(self, capacity_bytes: int, *, pooled: bool = True) -> None:

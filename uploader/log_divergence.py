@@ -22,7 +22,7 @@ from tiered.catalog.state import CatalogState, LogCheck
 from tiered.object_store.interface import ObjectStore
 
 WRITTEN_BYTES = 64
-"""Records contain so many zeros in a row only if their body is zeros."""
+"""So many zeros in a row are no part of a record, unless its body is zeros."""
 WALKED_BYTES_MAX = 2 << 30
 """Records are walked at most this far, which takes a minute or two."""
 
@@ -123,18 +123,20 @@ def find_divergence(
 
 
 class _Search:
+    """Searches commits that a log has. It "holds" a commit if it has the last bytes that this archived."""
+
     def __init__(
         self, log: CommitLog, newest: Callable[[int, int], Check | None], reported_end_phys: int | None
     ) -> None:
-        """``newest`` returns the newest check of a range of versions; ``reported_end_phys``: the end of the log as
-        the broker reports it."""
+        """``newest`` returns the newest commit of a range of versions that has a checksum; ``reported_end_phys``: the
+        end of the log as the broker reports it."""
         self._log = log
         self._newest = newest
         self._reported_end_phys = reported_end_phys
         self.is_contradicted = False
-        """Whether existing bytes differed from a check."""
+        """Whether bytes that the log has differed from a commit's checksum."""
         self.above: tuple[int, int] | None = None
-        """The lowest commit that is not held."""
+        """The lowest commit found that the log does not hold: its version, and its end in the log."""
 
     def newest_held(self, first: int, last: int) -> Check | None:
         """The newest commit of the versions ``first`` to ``last`` that the log has ("holds"), by its checksum; None if

@@ -114,7 +114,8 @@ class FeedOutcome(Enum):
 
 @dataclass(frozen=True)
 class FeedBound:
-    """``limit_phys``: nothing at or above it is read. ``proven_phys``: below it every byte must be valid."""
+    """``limit_phys``: nothing at or above it is read. ``proven_phys``: the broker has certainly written the log up to
+    here, so that invalid bytes below are damage; at or above it, the log may end."""
 
     limit_phys: int
     proven_phys: int
@@ -122,8 +123,8 @@ class FeedBound:
 
 @dataclass(frozen=True)
 class _Read:
-    """One read at ``batch.to_phys``: ``got`` of ``wanted`` bytes, the first ``scanned`` of which are records.
-    ``available``: bytes of the file below the bound."""
+    """One read of ``file`` where the batch ends: ``got`` of ``wanted`` bytes, of which the first ``scanned`` are whole
+    records. ``available``: how many bytes the file has from there to its end, or to the bound."""
 
     file: LogFile
     available: int
@@ -294,7 +295,8 @@ class LogFeed:
         return FeedOutcome.OVERSIZE
 
     def _after_short_read(self, phys: int, file: LogFile) -> FeedOutcome:
-        """The file is shorter than it was listed, or gone."""
+        """Decide what follows where ``file`` had fewer bytes at ``phys`` than its listed size says: list the files of
+        the log again, and read again if the file has changed or is gone."""
         self._log.refresh()
         return FeedOutcome.CAUGHT_UP if self._log.file_at(phys) == file else FeedOutcome.MORE
 
@@ -338,7 +340,8 @@ class LogFeed:
         return True
 
     def _skip_lost(self, batch: LogBatch, following: int, why: str) -> None:
-        """Continue at ``following``. Raises UnavailableError if a directory may not be mounted."""
+        """Note that the log is lost from the batch's end to ``following``, because of ``why``, and continue there.
+        Raises UnavailableError if a directory may not be mounted."""
         self._log.refuse_unmounted()
         batch.lost.append(LostRange(batch.to_phys, following, why))
         batch.to_phys = following

@@ -48,8 +48,9 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class LogLimits:
-    """What the operator allows. ``truncate_max_bytes``: None for a backfill, which refuses older copies instead.
-    ``same_broker``: a log with nothing left to compare is the same broker's, though the rest does not fit."""
+    """What the operator allows. ``replace_log``: a log history may begin, whatever it hides. ``truncate_max_bytes``: so
+    many bytes may be missing at the log's end; None for a backfill, which refuses older copies instead.
+    ``same_broker``: a log of which no bytes can be compared is the same broker's, although the rest does not fit."""
 
     replace_log: bool = False
     truncate_max_bytes: float | None = None
@@ -93,7 +94,7 @@ def _objection(facts: LogFacts, limits: LogLimits) -> tuple[str, bool]:
     """Why a log that does not continue the archive may not start a log history, as the text after "the broker's log";
     empty if it may. And whether it may be another broker's log."""
     if facts.shared is Shared.NOTHING:
-        return "shares nothing with the archive: another broker's, or a replaced disk", True
+        return "shares nothing with the archive: it is another broker's, or its disk was replaced", True
     if facts.misfit:
         return f"has no bytes in common with the archive, and {facts.misfit}", True
     if facts.is_older_copy:

@@ -73,7 +73,7 @@ class MetadataCommits:
         self._claim = claim
         self._wait = wait
         self._fingerprint: tuple[tuple[str, int, int], ...] = ()
-        """Of the broker's table files when they were read last."""
+        """The ``state_fingerprint`` of the broker's table files when they were last read."""
         self._deleted_topics = DeletedTopics()
         self._watch = Every(DELETIONS_EVERY_MS)
         self._has_archived_topics = False
@@ -271,8 +271,10 @@ class MetadataCommits:
 
 
 ABSENT_MS_MIN = 3_600_000
+"""A topic counts as deleted once it has been absent for so long."""
 MASS_DELETION_RATIO = 0.1
 MASS_DELETION_TOPICS_MIN = 3
+"""If at least so many topics, and more than this part of all, are absent at once, that is an alarm."""
 
 
 def without_units(
@@ -345,7 +347,7 @@ class DeletedTopics:
         )
         if len(absent) >= MASS_DELETION_TOPICS_MIN and len(absent) > MASS_DELETION_RATIO * len(self._seen):
             return DeletionVerdict(
-                alarm=f"{len(absent)} of {len(self._seen)} topics are gone from the broker at once"
+                alarm=f"{len(absent)} of {len(self._seen)} topics are missing at the broker at once"
             )
         for topic in due:
             self._seen.discard(topic)

@@ -79,9 +79,10 @@ IDLE_WAIT_S = 2.0
 NEXT_FILE_EVERY_S = 0.25
 """How often a new file of the broker is looked for, to be pinned before it is deleted."""
 TABLES_CPU_SHARE = 0.02
-"""Of a core: with many thousands of queues, reading and comparing the broker's tables takes seconds."""
+"""Reading and comparing the broker's tables, which takes seconds with many thousands of queues, may use this part of a
+core."""
 TIMER_SLACK_MS = 3_600_000
-"""Servers that refuse timers too far ahead before they answer have clocks of their own."""
+"""Timers are taken that are so much further ahead than the limit: the servers that check it may have other clocks."""
 ARENA_SLACK = 0.25
 """Room beyond batch_bytes, so that a retry can include newer data."""
 
@@ -182,8 +183,8 @@ class Offloader:
         environment: Environment | None = None,
         options: ObjectOptions | None = None,
     ) -> None:
-        """``offsets_source`` requests the broker's offsets; ``take_over`` claims an archive that another writer
-        owns."""
+        """``offsets_source`` requests the broker's offsets; ``silence`` says why it gives none. ``take_over`` claims an
+        archive that another writer owns; ``log_limits``: what is allowed with a log that differs from the archive."""
         self._store = broker_store
         self._log = broker_store.commit_log
         self._archive = PrefixedStore(archive, archive_prefix(identity.cluster, identity.broker))

@@ -51,7 +51,7 @@ class OffloadStatus:
     read_phys: int
     bound_phys: int
     written_phys: int
-    """End of what may be written, at least ``bound_phys``."""
+    """Where the log ends, as far as is known; at least ``bound_phys``, up to where it may be archived."""
     epoch: int
     memory_used_bytes: int
     memory_budget_bytes: int
@@ -146,7 +146,8 @@ class Environment:
     committed: Callable[[CatalogState], None] = lambda state: None
     """Called with every state that this writer committed messages with; must not block."""
     may_take_over: Callable[[CatalogState, int | None], bool] = lambda state, log_end_phys: False
-    """Whether the owner of a state may be fenced, because it is silent while the log, which ends there, grows."""
+    """Whether the archive may be taken from the owner that a state names: it archives nothing while the log grows,
+    which ends at the given offset (None: unknown)."""
     retires: bool = False
     """Whether the broker is retired once a backfill has committed everything."""
     archive_exists: Callable[[], None] = lambda: None

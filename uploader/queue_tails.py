@@ -1,12 +1,10 @@
-"""Ends of all archived queues, as arrays indexed by the queue table's ordinal.
+"""Ends of all archived queues (tails), as arrays indexed by the queue table's ordinal; and the numbers of generations.
 
 Cycle N+1 is planned before cycle N is committed, so the tails are ahead of the catalog. Each plan returns its change; a
 change is reverted, in reverse order, when an attempt is abandoned and its range is planned again.
 
-Numbers and keys of the generations of queues, and the order of the queues by name.
-
-A generation is (ordinal of the queue, generation). Each gets a number in a roster when first seen, so that a cycle of
-10,000 runs looks them up in a few numpy passes.
+Each generation of a queue gets a number in a roster when it is first seen, so that a cycle of 10,000 runs looks them up
+in a few numpy passes.
 """
 
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ TAIL_FIELDS = ("next_offset", "end_byte", "end_phys", "generation")
 
 @dataclass(frozen=True)
 class TailChange:
-    """Old and new values of the changed ordinals; each row holds TAIL_FIELDS."""
+    """How a cycle changes the tails of the queues ``ordinals``: a row of TAIL_FIELDS for each, ``before`` and
+    ``after``."""
 
     ordinals: NDArray[np.int64]
     before: NDArray[np.int64]
@@ -33,7 +32,8 @@ class TailChange:
 
 
 class QueueTails:
-    """``next_offset`` is UNKNOWN for a queue that was never archived; its ``generation`` is 0."""
+    """Where each queue ends: a row of TAIL_FIELDS by its ordinal. ``next_offset`` is UNKNOWN for a queue that was never
+    archived, and its ``generation`` 0."""
 
     def __init__(self) -> None:
         self._values = np.full((1024, len(TAIL_FIELDS)), 0, np.int64)

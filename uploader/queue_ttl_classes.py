@@ -57,16 +57,19 @@ class QueueTtlClasses:
         attributes = self._attributes
         if attributes is not self._made_of:
             self._made_of, self._days = attributes, np.empty(0, np.int64)
-        known, count = len(self._days), len(table)  # a scan may add queues at the same time: next time
-        if known < count:
+        first, count = (
+            len(self._days),
+            len(table),
+        )  # queues that a scan adds from now on are for the next call
+        if first < count:
             by_topic: dict[str, int] = {}
-            added = np.full(count - known, FOREVER_CLASS, np.int64)
-            for ordinal in range(known, count):
+            added = np.full(count - first, FOREVER_CLASS, np.int64)
+            for ordinal in range(first, count):
                 topic = table.topic(ordinal)
                 days = by_topic.get(topic)
                 if days is None:
                     days = by_topic[topic] = ttl_class(self._rules.of_topic(topic, attributes).ttl_ms)
-                added[ordinal - known] = days
+                added[ordinal - first] = days
             self._days = np.concatenate([self._days, added])
         return self._days
 

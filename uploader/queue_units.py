@@ -1,8 +1,9 @@
 """Consume queue units of a whole commitlog, from its records alone, as a broker dispatches them.
 
-Half and rolled back transactions have none, scheduled messages have the deliver time as tags code, a record has one
-more in each of its LMQs. A queue whose offsets go back belongs to a topic that was deleted and created again. Offsets
-whose records are damaged or not in the log get units that name no record: a queue would end there.
+Half and rolled back transactions have no unit, units of scheduled messages have the deliver time as tags code, and a
+record has a further unit in each of its LMQs. A queue whose offsets go back belongs to a topic that was deleted and
+created again. Offsets whose records are damaged or not in the log get units that name no record, as the queue would end
+there otherwise.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,7 +29,9 @@ from uploader.log_feed import FeedBound, FeedOutcome, LogFeed
 from uploader.queue_tails import UNKNOWN
 
 GAP_BYTES: Final = 2
+"""The size in a unit that names no record."""
 GAP_UNITS_MAX: Final = 10_000_000
+"""If more offsets than these are missing in one place, the log is taken to be damaged."""
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 _Key = tuple[str, int]
 
@@ -66,7 +69,8 @@ class LogUnits:
         ends: dict[_Key, int] | None = None,
         fills_gap: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Records that only a broker with forceVerifyPropCRC rejects are taken, unless this one has it."""
+        """``kind``: where the queues will be, which decides how a broker adds records to LMQs. Records of which only
+        ``__CRC32#`` is wrong are taken, unless the broker's configuration has forceVerifyPropCRC."""
         self._log = store.commit_log
         self._table = QueueTable()
         self._scratch = SplitScratch()
@@ -176,6 +180,7 @@ def is_living_topic(topic: str, topics: Collection[str]) -> bool:
 
 
 def _proven_phys(log: CommitLog) -> int:
-    """Below it an invalid record is damage: the begin of the last file that begins with a record."""
+    """Up to where the log was certainly written, so that an invalid record below is damage: the begin of its last file
+    that begins with a record."""
     begins = (file.begin_phys for file in reversed(log.files))
     return next((begin for begin in begins if record_size(log, begin) is not None), log.min_phys)

@@ -31,14 +31,15 @@ from uploader.log_batch import LogBatch
 Ints = NDArray[Any]
 
 READ_AGAIN_BYTES = 8 << 20
-"""Of a batch of records that are read again."""
+"""Bytes of a batch of records that are read again."""
 UNITS_AT_ONCE = 64 * 1024
 _PLACE = struct.Struct(">12xi4xq")
 """QUEUEID and QUEUEOFFSET of a record's header."""
 
 
 class RepeatedOffsets:
-    """Asks ``index`` about queues of ``table``, and reads records of ``log``. Methods raise what both raise."""
+    """Looks up queues of ``table`` in ``index``, the broker's consume queues, and reads records of ``log``. Methods
+    raise what both raise."""
 
     def __init__(self, table: QueueTable, index: ConsumeQueueIndex, log: CommitLog) -> None:
         self._table, self._index, self._log = table, index, log

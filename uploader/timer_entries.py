@@ -33,7 +33,7 @@ class TimerRows:
 
 
 class TimerQueues:
-    """Queues of ``topic`` in a ``table`` that grows; none without a topic."""
+    """Finds the queues of ``topic``, the gateway topic, in a ``table`` that grows; none if ``topic`` is empty."""
 
     def __init__(self, table: QueueTable, topic: str) -> None:
         self._table, self._topic = table, topic

@@ -29,7 +29,7 @@ class TopicSelection(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicSelections:
-    """Selections in the order of the log, the last one ``topics``, which is in force."""
+    """The selections of topics that were or are in force, in the order of the log; the last one is ``topics``."""
 
     topics: TopicFilter
     entries: tuple[TopicSelection, ...] = (TopicSelection(0),)

@@ -171,7 +171,7 @@ class RocksdbQueueStore(RocksdbUnits):
         return units[units["queue_offset"] < offset][-1:]
 
     def _put_last(self, topic: str, queue_id: int, phys: int, last: int) -> None:
-        """Note that a queue's last unit has the queue offset ``last``, and its record the offset ``phys`` in the log."""
+        """Note that a queue's last unit has the queue offset ``last``, and its record the physical offset ``phys``."""
         self.last[topic, queue_id] = last
         self._max[topic, queue_id] = phys, last
 

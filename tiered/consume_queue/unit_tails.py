@@ -32,8 +32,8 @@ _Result = TypeVar("_Result")
 
 
 def last_valid_units(directories: Sequence[str], dtype: np.dtype[Any]) -> list[Table | None]:
-    """For each of the queue ``directories`` its last valid unit, as a table of one row of ``dtype``; None where a search
-    is needed to find it."""
+    """The last valid unit in each of ``directories``, those of queues, as a table of one row of ``dtype``; None where a
+    search is needed to find it."""
     return _in_threads(lambda chunk: _tails(chunk, dtype), directories)
 
 
