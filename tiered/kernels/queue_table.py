@@ -155,7 +155,9 @@ class QueueTable:
         elif shortage == TOPIC_BYTES_FULL:
             self._allocate(queues, max(2 * topic_bytes, topic_bytes + _TOPIC_BYTES_MAX))
         else:
-            raise ValueError(f"the queue table cannot grow for the reason {shortage}: it is none of its own")
+            raise ValueError(
+                f"the queue table cannot grow: the code {shortage} is neither QUEUES_FULL nor TOPIC_BYTES_FULL"
+            )
 
     def _allocate(self, queues: int, topic_bytes: int) -> None:
         """Replace the arrays by larger ones of the same content, with room for ``queues``, a power of two, and

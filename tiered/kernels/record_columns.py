@@ -223,7 +223,7 @@ class RecordColumns:
 
     @property
     def stop_detail(self) -> InvalidReason:
-        """The test that failed there."""
+        """The test that the record there failed; NONE if the scan stopped for another reason."""
         return InvalidReason(int(self._words[STOP_DETAIL]))
 
     def reset(self) -> None:

@@ -435,6 +435,7 @@ def _message_ids(
 def _slice_crc32(
     data: NDArray[np.uint8], at: NDArray[np.int64], lengths: NDArray[np.int64], sums: NDArray[np.int64]
 ) -> None:
+    """Write the CRC-32 of each slice, of ``lengths`` bytes at ``at`` of ``data``, to ``sums``."""
     address = data.ctypes.data
     for row in range(len(at)):
         sums[row] = crc32(address, at[row], lengths[row])

@@ -15,9 +15,10 @@ from tiered.model.dates import PLAUSIBLE_MS
 from tiered.model.timer import QUEUES_MAX, Refusal
 
 ROW = 11
-"""Numbers: deliver ms (0: no timer); hashes of its key, 0 without one, and of its topic; refusal; cancelled ms and hash
-of the key; 1 if it cancels by key, 2 if one place; queue id and queue offset of that place; where its topic is, and the
-length of the topic."""
+"""Numbers for each message. 0: deliver time in ms, 0 if it is no timer; 1, 2: hashes of its key, 0 without one, and of
+its topic; 3: why it is refused; 4, 5: deliver time and hash of the key of the timers that it cancels; 6: 1 if it
+cancels by key, 2 if by place; 7, 8: queue id and offset of that place; 9, 10: where its topic is, and the topic's
+length."""
 _TRANSACTION, _NO_TOPIC, _BAD_TIME = int(Refusal.TRANSACTION), int(Refusal.NO_TOPIC), int(Refusal.BAD_TIME)
 _TOO_FAR, _BAD_CANCEL = int(Refusal.TOO_FAR), int(Refusal.BAD_CANCEL)
 _SECONDS, _BAD_QUEUE = int(Refusal.SECONDS), int(Refusal.BAD_QUEUE)
