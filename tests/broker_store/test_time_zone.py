@@ -41,7 +41,7 @@ def test_files_that_disagree_or_were_built_again_show_nothing(tmp_path: Path) ->
     index_file(tmp_path, BEGIN_MS, 8)
     index_file(tmp_path, BEGIN_MS, 3)
     assert hours(tmp_path) == here
-    assert "this host's; if the broker's is another" in str(broker_zone(tmp_path))
+    assert "of this host; if the broker's is another" in str(broker_zone(tmp_path))
 
 
 def test_a_real_brokers_index_files(real_store: Callable[[str], Path]) -> None:

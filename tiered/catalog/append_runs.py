@@ -128,8 +128,8 @@ def _rows_of(state: CatalogState, draft: CommitDraft) -> tuple[Ints, list[QueueK
     gap_alone = np.flatnonzero(has_gaps & ~has_runs & (rows < 0))
     if len(gap_alone):
         raise CommitInvalidError(
-            f"{draft.queues[int(gap_alone[0])]}: nothing was committed, as the commit records a gap in a queue without "
-            "messages"
+            f"{draft.queues[int(gap_alone[0])]}: nothing was committed, as the commit records a gap in a queue that "
+            "has no message"
         )
     _check_open(state, rows[(has_runs | has_gaps) & (rows >= 0)])
     # An earlier generation gets its row before the one that follows it.
