@@ -473,8 +473,8 @@ def _check_objects(state: CatalogState, commit: Commit) -> None:
     ]
     if garbage:
         raise CommitInvalidError(
-            f"catalog version {commit.version} is invalid: it adds the object {garbage[0]}, which is a pending deletion: "
-            "garbage collection may delete it at any time"
+            f"catalog version {commit.version} is invalid: it adds the object {garbage[0]}, which is a pending "
+            "deletion: garbage collection may delete it at any time"
         )
 
 

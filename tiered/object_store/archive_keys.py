@@ -1,7 +1,7 @@
 """The keys of one archive, wrapped by keys of a ring, in its objects ``keys/``.
 
-A numbered sequence of tables, each whole and created only if absent; the newest counts. Rewrapping and rotating write a
-new table and no other object. An archive is encrypted from its first object on, or never.
+The objects are numbered tables, each with all keys, and created only if absent; the newest counts. Rewrapping and
+rotating keys write a new table and no other object. An archive is encrypted from its first object on, or never.
 """
 
 import base64
@@ -43,8 +43,8 @@ _TRIES: Final = 10
 
 @dataclass(frozen=True)
 class ArchiveKey:
-    """A key that encrypts objects: 32 hex digits, and ``wrapped`` by ``ring_key``. ``is_topics``: of topics with a ring
-    key of their own, which no other object has."""
+    """A key that encrypts objects. ``key_id``: 32 hex digits; ``wrapped``: the key itself, encrypted by the key
+    ``ring_key`` of the ring. ``is_topics``: it encrypts only objects of topics that have a ring key of their own."""
 
     key_id: str
     ring_key: str
@@ -54,19 +54,20 @@ class ArchiveKey:
 
 
 class KeyTable(NamedTuple):
-    """One version. ``topics``: pattern and ring key ("": the current one), of which the first that fits a topic
-    counts."""
+    """One version of the keys. ``topics``: which topics have a ring key of their own: pattern and ring key ("": the
+    current one), of which the first whose pattern fits a topic counts."""
 
     version: int
     keys: tuple[ArchiveKey, ...] = ()
     topics: tuple[tuple[str, str], ...] = ()
 
     def ring_key_of(self, topic: str | None) -> str:
-        """The ring key of its own that ``topic`` has; "": none, as what is of many topics (None)."""
+        """The ring key of its own that ``topic`` has; "" if it has none, and for objects of many topics (None)."""
         return ring_key_of(self.topics, topic) if topic else ""
 
     def fitting(self, topic: str | None) -> list[ArchiveKey]:
-        """The keys for objects of ``topic``, the newest last."""
+        """The keys for objects of ``topic``, the newest last: those that its own ring key wraps; if it has none, those
+        of no topics, whatever ring key wraps them."""
         own = self.ring_key_of(topic)
         return [one for one in self.keys if one.is_topics == bool(own) and own in ("", one.ring_key)]
 
@@ -85,11 +86,11 @@ class KeyTable(NamedTuple):
 def decode_key_table(data: bytes, source: str) -> KeyTable:
     """Check and parse; raises CorruptionError naming ``source``, or UnsupportedFormatError."""
     if len(data) < _HEAD.size or not data.startswith(KIND):
-        raise CorruptionError(f"{source}: has no keys")
+        raise CorruptionError(f"{source} is damaged: it does not begin as a table of keys")
     _, major, minor, crc = _HEAD.unpack_from(data)
     require_major(major, minor, f"{source}: keys")
     if fastcrc.crc32.iscsi(data[_HEAD.size :]) != crc:
-        raise CorruptionError(f"{source}: is damaged: it fails its CRC32C")
+        raise CorruptionError(f"{source} is damaged: it fails its CRC32C")
     try:
         header = json.loads(data[_HEAD.size :])
         keys = tuple(
@@ -125,7 +126,7 @@ class ArchiveKeys:
         UsageError for an archive that began without encryption, if there is a ring, and the store's errors."""
         with self._lock:
             table = self._table
-            # With a ring, another process may begin the archive.
+            # Without a table yet, another process that has the ring may begin the archive at any time: look again.
             if table is None or is_new or (self._ring is not None and not table.version):
                 self._table = table = self._read()
             return table
@@ -147,7 +148,8 @@ class ArchiveKeys:
         return KeyTable(0)
 
     def change(self, change: Callable[[KeyTable], KeyTable]) -> KeyTable:
-        """Store the next table, which is what ``change`` makes of the newest. Raises the store's errors."""
+        """Store the next table, which is what ``change`` makes of the newest; it is called again if another process
+        stores one first. Raises the store's errors."""
         with self._lock:
             for _ in range(_TRIES):
                 table = self.table(is_new=True)
@@ -159,7 +161,9 @@ class ArchiveKeys:
                     continue
                 self._table = table
                 return table
-            raise UnavailableError(f"archive {self.name}: others change its keys all the time")
+            raise UnavailableError(
+                f"the keys of archive {self.name} cannot be changed now: other processes change them all the time"
+            )
 
     def add(self, ring_key: str, *, is_topics: bool = False) -> ArchiveKey:
         """Make a key that encrypts objects from now on, wrapped by ``ring_key``. Raises what the ring raises."""
@@ -171,7 +175,8 @@ class ArchiveKeys:
         return made
 
     def rewrap(self, ring_keys: Collection[str], target: str) -> list[ArchiveKey]:
-        """Wrap the keys that ``ring_keys`` wrap by ``target`` instead; returns them. Raises what the ring raises."""
+        """Wrap by ``target`` the keys that one of ``ring_keys`` wraps now; returns them. Raises what the ring
+        raises."""
         moved = {
             one.key_id: replace(
                 one,
@@ -199,14 +204,15 @@ class ArchiveKeys:
         )
 
     def check(self) -> None:
-        """Whether this process can read what is written now. Raises EncryptionKeyError or what the ring raises."""
+        """Raise EncryptionKeyError, or what the ring raises, unless this process can read what is written now: it
+        unwraps the newest key of objects of many topics, if there is one."""
         if self.table().fitting(None):
             self.newest(None)
 
     def begin(self, topics: tuple[tuple[str, str], ...], *, is_owner: bool = True) -> None:
-        """Whether this process could write, with the ring keys of ``topics`` for new objects: pattern and id. Makes the
-        keys that there are not. Only the owner gives topics other keys, by ``own``: its rules are those by which
-        compaction keeps topics apart. Raises UsageError, EncryptionKeyError or what the ring raises."""
+        """Check that this process can write new objects with the ring keys of ``topics`` (pattern and id), and make the
+        keys that are missing. Only the archive's owner may change which topics have which keys, later, by ``own``, as
+        compaction keeps topics apart by its rules. Raises UsageError, EncryptionKeyError or what the ring raises."""
         if self.is_encrypted():
             differs, catalog = self.table(is_new=True).topics != topics, f"{self.name}/{CATALOG_PREFIX}"
             if differs and not is_owner and next(iter(self._store.list(catalog, limit=1)), None):
@@ -218,11 +224,14 @@ class ArchiveKeys:
             for own in sorted({"", *(key for _, key in topics)}):
                 self._newest_of(own)
         elif topics:
-            raise UsageError("a topic has an encryption_key, and nothing is encrypted", hint=f"set {SETTING}")
+            raise UsageError(
+                f"a topic has an encryption_key, but nothing is encrypted without {SETTING}",
+                hint=f"set {SETTING}",
+            )
 
     def own(self, topics: tuple[tuple[str, str], ...]) -> None:
-        """From now on, new objects have the ring keys of ``topics``, with which this process, the archive's only
-        writer, began. Raises the store's errors."""
+        """Store ``topics``, which ``begin`` has checked, as the topics with ring keys of their own: new objects get
+        these from now on. For the archive's owner alone. Raises the store's errors."""
         if self.is_encrypted() and self.table(is_new=True).topics != topics:
             self.change(lambda table: table._replace(topics=topics))
 
@@ -231,8 +240,8 @@ class ArchiveKeys:
         return self._newest_of(self.table().ring_key_of(topic))
 
     def _newest_of(self, own: str) -> tuple[ArchiveKey, bytes]:
-        """The newest key that ``own``, the ring key of topics, wraps, or ("") the current ring key; made if there is
-        none."""
+        """The newest key that ``own``, the ring key of some topics, wraps; for "" the newest for other objects that the
+        current ring key wraps. It is made if there is none."""
         with self._lock:
             ring_key = own or self.ring.current
             fitting = [
@@ -242,38 +251,42 @@ class ArchiveKeys:
         return key, self._unwrap(key)
 
     def newest(self, topic: str | None) -> tuple[ArchiveKey, bytes]:
-        """The newest key of what ``topic`` has, for local copies. Raises EncryptionKeyError if there is none."""
+        """The newest key for objects of ``topic`` or of many (None); unlike ``to_write``, makes none. Raises
+        EncryptionKeyError if there is none."""
         fitting = self.table().fitting(topic)
         if not fitting:
-            raise EncryptionKeyError(f"archive {self.name} has no key of topic {topic}")
+            raise EncryptionKeyError(f"archive {self.name} has no key for objects of topic {topic}")
         return fitting[-1], self._unwrap(fitting[-1])
 
     def to_read(self, key_id: str) -> bytes:
         """The key with this id. Raises EncryptionKeyError if the archive has none."""
-        known = self._unwrapped.get(key_id)
-        if known is not None:
-            return known
-        for is_new in (False, True):
+        key = self._unwrapped.get(key_id)
+        if key is not None:
+            return key
+        for is_new in (False, True):  # first in the table that is known, then in the store's newest
             found = next((one for one in self.table(is_new=is_new).keys if one.key_id == key_id), None)
             if found is not None:
                 return self._unwrap(found)
-        # No damage: a repair would lose what older tables, put back, do not have.
+        # This is no CorruptionError, as a repair would drop objects that are readable once keys/ is put back.
         raise EncryptionKeyError(
-            f"archive {self.name} has no key {key_id}: {KEYS_PREFIX} lacks objects, or this one is of another archive",
+            f"archive {self.name} has no key {key_id}: objects of {KEYS_PREFIX} are missing, or what the key encrypts"
+            " is of another archive",
             hint=f"put the objects of {KEYS_PREFIX} back from a copy of the bucket",
         )
 
     def _unwrap(self, one: ArchiveKey) -> bytes:
+        """The bytes of a key, from the ring when it is first used. Raises what the ring raises; TopicKeyError for the
+        key of topics, as objects without it can be read then."""
         with self._lock:
-            known = self._unwrapped.get(one.key_id)
-            if known is None:
+            key = self._unwrapped.get(one.key_id)
+            if key is None:
                 try:
-                    known = self.ring.unwrap(one.ring_key, one.wrapped, f"{self.name}/{one.key_id}")
-                    if len(known) != KEY_BYTES:
+                    key = self.ring.unwrap(one.ring_key, one.wrapped, f"{self.name}/{one.key_id}")
+                    if len(key) != KEY_BYTES:
                         raise wrong_key(one.ring_key, SETTING)
                 except EncryptionKeyError as error:
                     raise (TopicKeyError if one.is_topics else type(error))(
                         error.message, hint=error.hint
                     ) from None
-                self._unwrapped[one.key_id] = known
-            return known
+                self._unwrapped[one.key_id] = key
+            return key

@@ -1,16 +1,12 @@
-"""Interface of an object store. Objects are immutable: there is no overwrite.
+"""Interface of an object store, and what all stores share. Objects are immutable: there is no overwrite.
 
 Errors are tiered.errors only: NotFoundError (no such key or bucket), AlreadyExistsError, ThrottledError and
 StoreFullError (no effect), UnansweredError (effect unknown), AccessDeniedError, RefusedRequestError,
 ObjectTooLargeError.
 
-Options of an object store: the settings section, and values that are never settings.
-
-PUTs of keys that are unique to this writer.
-
-Only commits compete for keys; all others contain an epoch and a unique number. If such a key exists already, a proxy
-or load balancer sent our PUT twice and lost the first response. The existing object is not checked: the PUT counts as
-unanswered, and the caller continues under another key.
+``put_own`` and ``compose_own`` are for all objects but commits, which alone compete for keys: other keys contain an
+epoch and a unique number. If such a key exists already, a proxy or load balancer sent our PUT twice and lost the first
+response. The existing object is not checked: the PUT counts as unanswered, and the caller continues under another key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -155,7 +151,8 @@ class S3Credentials:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """``retry_seconds`` bounds reads, lists and deletes; 0 turns retries off."""
+    """Options of an object store: the settings section, and values that are never settings. ``retry_seconds``: for how
+    long reads, lists and deletes are retried; 0 turns retries off."""
 
     settings: ObjectStoreSettings = field(default_factory=ObjectStoreSettings)
     credentials: S3Credentials | None = field(default=None, repr=False)
@@ -179,5 +176,5 @@ def _unanswered_if_there() -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
-        why = "a proxy may have sent the request twice, or the object is left of a lost archive"
+        why = "a proxy may have sent the request twice, or the object is a remnant of a lost archive"
         raise UnansweredError(f"{error.message}; {why}") from error

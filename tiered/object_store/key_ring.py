@@ -81,13 +81,15 @@ class FileKeys:
         key = self._keys.get(ring_key)
         if key is None:
             raise EncryptionKeyError(
-                f"key {ring_key} is not in {self._path}", hint="add it, or what it sealed stays unreadable"
+                f"key {ring_key} is not in {self._path}",
+                hint="add it to the file: what it encrypted cannot be read without it",
             )
         return AESGCM(key)
 
 
 def _file_keys(path: Path) -> dict[str, bytes]:
-    """Id and bytes of every key, in the order of the file."""
+    """Id and bytes of every key of the key file, in its order. Raises UsageError if it is not one, or if others than
+    its owner can read it."""
     try:
         status = path.stat()
         text = path.read_text("ascii")
@@ -108,7 +110,8 @@ def _file_keys(path: Path) -> dict[str, bytes]:
         key = _base64(words[1]) if len(words) == 2 else None
         if key is None or len(key) != KEY_BYTES or _NAME.fullmatch(words[0]) is None or words[0] in keys:
             raise UsageError(
-                f"{path}: line {number} is not a key", hint="write an id of its own and 32 bytes in base64"
+                f"{path}: line {number} is not a key, or repeats the id of another",
+                hint="write a unique id and 32 bytes in base64",
             )
         keys[words[0]] = key
     if not keys:
@@ -147,7 +150,8 @@ class KmsKeys:
         return bytes(self._call("decrypt", ring_key, place, CiphertextBlob=wrapped)["Plaintext"])
 
     def _call(self, action: str, ring_key: str, place: str, **arguments: bytes) -> Any:
-        """The answer of KMS, within TIMEOUT_S."""
+        """The answer of KMS, within TIMEOUT_S. Raises KeyRingAwayError if KMS cannot answer now, else
+        EncryptionKeyError."""
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
@@ -211,7 +215,8 @@ class CommandKeys:
         return self._call("unwrap", ring_key, wrapped, place)
 
     def _call(self, action: str, ring_key: str, data: bytes, place: str) -> bytes:
-        """What the program answers, within TIMEOUT_S. What it writes as errors goes to ours."""
+        """What the program answers, within TIMEOUT_S; its stderr is that of this process. Raises KeyRingAwayError if it
+        cannot answer now, else EncryptionKeyError; UsageError if it cannot be run."""
         try:
             answer = subprocess.run(  # nosec B603 - the program that the settings name
                 [self._program, action, ring_key],
@@ -222,20 +227,21 @@ class CommandKeys:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise _away(ring_key, f"{self._program} has no answer after {TIMEOUT_S} s") from None
+            raise _away(ring_key, f"{self._program} has not answered within {TIMEOUT_S} s") from None
         except OSError as error:
             raise UsageError(
-                f"{SETTING}: {self._program} cannot be run: {error.strerror}", hint=f"set {SETTING}"
+                f"{SETTING}: {self._program} cannot be run: {error.strerror}",
+                hint=f"set {SETTING} to a program that this user may run",
             ) from None
         if answer.returncode == _EX_TEMPFAIL:
-            raise _away(ring_key, f"{self._program} says so")
-        found = _base64(answer.stdout.strip())
-        if answer.returncode or not found:
+            raise _away(ring_key, f"{self._program} ended with exit code {_EX_TEMPFAIL}, which says so")
+        result = _base64(answer.stdout.strip())
+        if answer.returncode or not result:
             raise EncryptionKeyError(
                 f"{self._program} does not {action} with key {ring_key} (exit code {answer.returncode})",
-                hint="run it by hand",
+                hint=f"run {self._program} {action} {ring_key} in a shell to see why",
             )
-        return found
+        return result
 
 
 def open_ring(options: StoreOptions) -> KeyRing | None:

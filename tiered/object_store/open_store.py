@@ -1,6 +1,7 @@
 """Archive URLs: ``s3://bucket/prefix``, ``file:///directory``, ``memory://name``.
 
-Owns the syntax and the order of the wrappers: seals → prefix → retries → metrics → throttle → back end.
+Owns the syntax of URLs, and the order in which a request passes the wrappers of a store: seals → prefix → retries →
+metrics → throttle → back end.
 """
 
 import os
@@ -104,7 +105,8 @@ def parse_url(url: str) -> StoreAddress:
 
 
 def _split(url: str, what: str, hint: str) -> SplitResult:
-    """The parts of ``url``. Raises UsageError without it, as it may contain a secret; so may urllib's reason."""
+    """The parts of ``url``, which is called ``what`` in messages. Raises UsageError whose message has neither the URL
+    nor urllib's reason, as both may contain a secret."""
     try:
         return urlsplit(url)
     except ValueError:

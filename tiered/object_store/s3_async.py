@@ -23,7 +23,7 @@ class AsyncS3Store:
     """One bucket below ``prefix``. Bound to the event loop of its first request; close it there."""
 
     def __init__(self, bucket: str, options: StoreOptions, *, prefix: str = "") -> None:
-        """No request is made before the first call. ``prefix``: of all keys in the bucket."""
+        """No request is made before the first call. ``prefix``: what every key begins with in the bucket."""
         import asyncio  # import takes 0.07 s
 
         self._bucket = bucket

@@ -33,8 +33,9 @@ _ENCRYPTION = "if the bucket demands encryption, set object_store.server_side_en
 _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "NoSuchBucket": (NotFoundError, "create the bucket first"),
     "NoSuchKey": (NotFoundError, ""),
-    # Cleaned up, or completed by a proxy that sent it twice: another upload needs none of it.
-    "NoSuchUpload": (UnansweredError, "the parts of this upload are gone"),
+    # The parts were cleaned up, or a proxy completed the upload by sending the request twice. The next attempt is
+    # another upload, which needs none of them.
+    "NoSuchUpload": (UnansweredError, "the object store no longer has the parts of this upload"),
     "PreconditionFailed": (AlreadyExistsError, ""),
     "ConditionalRequestConflict": (ThrottledError, ""),
     "OperationAborted": (ThrottledError, ""),
@@ -42,10 +43,10 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "Throttling": (ThrottledError, ""),
     "RequestLimitExceeded": (ThrottledError, ""),
     # The body was damaged in transit: nothing was stored, the same bytes may be sent again.
-    "BadDigest": (ThrottledError, "the body arrived damaged"),
-    "XAmzContentChecksumMismatch": (ThrottledError, "the body arrived damaged"),
-    "XAmzContentSHA256Mismatch": (ThrottledError, "the body arrived damaged"),
-    "IncompleteBody": (ThrottledError, "the body arrived incomplete"),
+    "BadDigest": (ThrottledError, "the object arrived damaged, and was not stored"),
+    "XAmzContentChecksumMismatch": (ThrottledError, "the object arrived damaged, and was not stored"),
+    "XAmzContentSHA256Mismatch": (ThrottledError, "the object arrived damaged, and was not stored"),
+    "IncompleteBody": (ThrottledError, "the object arrived incomplete, and was not stored"),
     "RequestTimeout": (UnansweredError, ""),
     "InternalError": (UnansweredError, ""),
     "XMinioStorageFull": (StoreFullError, "free space in the object store"),
@@ -58,7 +59,7 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
     "PermanentRedirect": (RefusedRequestError, _REGION),
     "IllegalLocationConstraintException": (RefusedRequestError, _REGION),
     "InvalidBucketName": (RefusedRequestError, "check the bucket's name"),
-    # OSS; COS; TOS.
+    # Of Alibaba Cloud OSS, Tencent COS and Volcengine TOS, in this order.
     "SecondLevelDomainForbidden": (RefusedRequestError, _VIRTUAL),
     "PathStyleDomainForbidden": (RefusedRequestError, _VIRTUAL),
     "InvalidPathAccess": (RefusedRequestError, _VIRTUAL),
@@ -81,7 +82,10 @@ _BY_CODE: dict[str, tuple[type[TieredError], str]] = {
         "restore the object, which a lifecycle rule has moved to archive storage",
     ),
     "InvalidRange": (CorruptionError, ""),
-    "NotImplemented": (RefusedRequestError, "object store lacks an operation that archives need"),
+    "NotImplemented": (
+        RefusedRequestError,
+        "use another object store: this one lacks an operation that archives need",
+    ),
 }
 
 _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
@@ -97,7 +101,7 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
     413: (RefusedRequestError, _BODY_LIMIT),
     416: (CorruptionError, ""),
     429: (ThrottledError, ""),
-    501: (RefusedRequestError, "object store lacks an operation that archives need"),
+    501: (RefusedRequestError, "use another object store: this one lacks an operation that archives need"),
     503: (ThrottledError, ""),
     507: (StoreFullError, "free space in the object store"),
 }
@@ -105,7 +109,9 @@ _BY_STATUS: dict[int, tuple[type[TieredError], str]] = {
 _THROTTLING = "Throttl"
 """A part of the codes of services behind the store, with status 400: KMS returns ThrottlingException."""
 _NO_EFFECT = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
+"""The SDK's exceptions for requests that were never sent."""
 _CREDENTIALS = ("Credential", "Token", "SSO", "Profile", "AssumeRole")
+"""Words in the names of the SDK's exceptions about credentials."""
 _DENIED = "AccessDenied"
 
 _ACTIONS = {
@@ -141,13 +147,13 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return AccessDeniedError(f"{where}: no usable credentials ({name})", hint=_KEYS)
     if name == "ParamValidationError" and "bucket" in str(error).lower():
         return RefusedRequestError(
-            f"{where}: invalid bucket name", hint="correct the bucket's name in the archive URL"
+            f"{where}: the bucket's name is invalid", hint="correct the bucket's name in the archive URL"
         )
     if name in ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidProxiesConfigError"):
         return RefusedRequestError(f"{where}: the AWS SDK refuses to send the request ({name})", hint=_REGION)
     if isinstance(error, ValueError):  # the SDK's "Invalid endpoint: ..."
         return RefusedRequestError(f"{where}: {error}", hint=_REGION)
-    return UnansweredError(f"{where}: no usable response of the object store ({name})")
+    return UnansweredError(f"{where}: the object store gave no usable response ({name})")
 
 
 def is_denied(error: TieredError) -> bool:

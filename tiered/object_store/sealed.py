@@ -48,6 +48,7 @@ from tiered.object_store.wrapper import StoreWrapper
 CHUNK_BYTES: Final = 32 * 1024
 TAG_BYTES: Final = 16
 ADDED_BYTES: Final = TAG_BYTES + 4
+"""What a chunk has besides its content: tag and CRC32C."""
 STORED_BYTES: Final = CHUNK_BYTES + ADDED_BYTES
 """A chunk as stored: only the last one may be shorter."""
 _TRAILER = struct.Struct("<8sHHIQ16s32s4xI")
@@ -56,9 +57,11 @@ LOCAL_BYTES: Final = 16 + NONCE_BYTES + TAG_BYTES
 """What a seal adds to a local copy."""
 _MAGIC: Final = b"RMQTSEAL"
 _SEALED = re.compile(r"([^/]+/[^/]+)/((?:data|sets|index|state|timer|private)/.+)\Z")
+"""Keys of objects that are sealed in an encrypted archive: the archive's name, and the key there."""
 _Place = tuple[ArchiveKeys, str]
 """The keys of an object's archive, and the object's key there."""
-_KNOWN_MAX: Final = 16_384
+_SEALS_MAX: Final = 16_384
+"""How many objects' seals are kept in memory."""
 _STEP_BYTES: Final = 8 * 1024 * 1024
 """What is read of an object at a time."""
 
@@ -69,13 +72,14 @@ def sealed_size(plain_bytes: int) -> int:
 
 
 def plain_size(stored_bytes: int) -> int:
-    """The size of the content of a sealed object; 0 for what is none."""
+    """The size of the content of a sealed object; 0 if it is too small to be one."""
     chunks = -(-(stored_bytes - TRAILER_BYTES) // STORED_BYTES)
     return max(0, stored_bytes - TRAILER_BYTES - ADDED_BYTES * chunks)
 
 
 class Seal(NamedTuple):
-    """An object's data key, as a cipher, what it authenticates, and the size of its content."""
+    """How one object is sealed. ``cipher``: encrypts and decrypts by the object's data key; ``place``: the archive's
+    name and the object's key there, which every chunk authenticates; ``plain_bytes``: the size of its content."""
 
     cipher: Any
     place: bytes
@@ -86,7 +90,8 @@ class Seal(NamedTuple):
         return struct.pack("<QQ", number, self.plain_bytes) + self.place
 
     def encrypted(self, content: Iterable[memoryview]) -> Iterator[Buffer]:
-        """The chunks of ``content`` as they are stored, in pieces."""
+        """The chunks of ``content`` as they are stored, each in two pieces: encrypted content, and CRC32C. An object
+        without content has one empty chunk."""
         number = -1
         for number, part in enumerate(parts(content, CHUNK_BYTES)):
             yield from self._chunk(number, part[0] if len(part) == 1 else b"".join(part))
@@ -105,7 +110,8 @@ class Seal(NamedTuple):
         return first * STORED_BYTES, min(last, chunks_bytes) - first * STORED_BYTES
 
     def decrypted(self, stored: Buffer, offset: int, length: int, source: str) -> bytes:
-        """A range of the content from its chunks. Raises CorruptionError, which names ``source``."""
+        """``length`` bytes of the content from ``offset``. ``stored``: the chunks that hold them, as ``span`` says.
+        Raises CorruptionError, which names ``source``."""
         from cryptography.exceptions import InvalidTag
 
         view, first = memoryview(stored), offset // CHUNK_BYTES
@@ -169,7 +175,7 @@ class SealedStore(StoreWrapper):
         self._ring = ring
         self._lock = threading.Lock()
         self._archives: dict[str, ArchiveKeys] = {}
-        self._known: Lru[str, Seal] = Lru(_KNOWN_MAX)
+        self._seals: Lru[str, Seal] = Lru(_SEALS_MAX)
 
     def keys(self, name: str) -> ArchiveKeys:
         """The keys of the archive ``<cluster>/<broker>``. Makes no request."""
@@ -179,11 +185,11 @@ class SealedStore(StoreWrapper):
             return self._archives[name]
 
     def _place(self, key: str) -> _Place | None:
-        """Where a sealed object is; None for what is plain."""
-        found = _SEALED.match(key)
-        if found is None or not (keys := self.keys(found[1])).is_encrypted():
+        """The keys of the archive of object ``key``, and its key there; None for what is not sealed."""
+        parsed = _SEALED.match(key)
+        if parsed is None or not (keys := self.keys(parsed[1])).is_encrypted():
             return None
-        return keys, found[2]
+        return keys, parsed[2]
 
     # -- writing -----------------------------------------
 
@@ -197,7 +203,8 @@ class SealedStore(StoreWrapper):
     def compose_if_absent(
         self, key: str, pieces: Sequence[Piece], *, timeout_s: float | None = None, spool: str = ""
     ) -> None:
-        """Create an object of pieces. What the store could copy is read, and sealed again in a local file."""
+        """Create an object of pieces. The store cannot copy ranges of sealed objects, as each has a data key of its
+        own: they are read, and sealed again in a local file, which is sent."""
         place = self._place(key)
         if place is None:
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
@@ -218,6 +225,7 @@ class SealedStore(StoreWrapper):
         return _seal(secret, trailer, place), trailer.encoded()
 
     def _content(self, pieces: Sequence[Piece]) -> Iterator[memoryview]:
+        """The content of the pieces in order, read from objects and files by _STEP_BYTES at a time."""
         for piece in pieces:
             if isinstance(piece, ObjectRange | FileRange):
                 for offset in range(piece.offset, piece.offset + piece.length, _STEP_BYTES):
@@ -250,9 +258,10 @@ class SealedStore(StoreWrapper):
             return self._store.get_range(key, offset, length)
         source = f"{self.url}/{key}"
         with self._lock:
-            seal = self._known.get(key)
+            seal = self._seals.get(key)
         if seal is None:
-            # Readers open an object by its end: the seal is behind it. A listing gives the size to others.
+            # Readers open an object by the end of its content, where the trailer with the seal follows: one request
+            # gets both. If the range does not end there, a listing gives the size, and so the place of the trailer.
             begin, end = offset // CHUNK_BYTES * STORED_BYTES, sealed_size(offset + length)
             try:
                 stored = self._store.get_range(key, begin, end - begin)
@@ -262,13 +271,14 @@ class SealedStore(StoreWrapper):
                 seal = self._listed(key, place)
         if offset + length > seal.plain_bytes:
             raise CorruptionError(
-                f"{source} has {seal.plain_bytes} bytes, wanted [{offset}, {offset + length})"
+                f"{source} has {seal.plain_bytes} bytes, and so no bytes {offset} to {offset + length - 1}"
             )
         begin, count = seal.span(offset, length)
         return seal.decrypted(self._store.get_range(key, begin, count), offset, length, source)
 
     def _listed(self, key: str, place: _Place) -> Seal:
-        """The seal of an object of unknown size."""
+        """The seal of an object whose size is not known: a listing gives it. Raises NotFoundError and
+        CorruptionError."""
         info = next(iter(self._store.list(key, limit=1)), None)
         if info is None or info.key != key:
             raise NotFoundError(f"{self.url}/{key} does not exist")
@@ -280,31 +290,34 @@ class SealedStore(StoreWrapper):
         return self._opened(key, place, end, info.size_bytes)
 
     def _opened(self, key: str, place: _Place, trailer: bytes, stored_bytes: int) -> Seal:
-        """The seal that an object's last bytes state. Raises CorruptionError."""
+        """The seal that ``trailer``, the last bytes of an object of ``stored_bytes``, states; kept for later reads.
+        Raises CorruptionError, and EncryptionKeyError if its key cannot be used: this one can check the object's
+        checksums, which needs no key."""
         source = f"{self.url}/{key}"
-        found = _decode_trailer(trailer, source)
-        if sealed_size(found.plain_bytes) != stored_bytes:
+        stated = _decode_trailer(trailer, source)
+        if sealed_size(stated.plain_bytes) != stored_bytes:
             raise CorruptionError(
-                f"{source}: has {stored_bytes} bytes, but its last bytes say that it encrypts {found.plain_bytes} bytes"
+                f"{source} has {stored_bytes} bytes, but its last bytes say that it encrypts {stated.plain_bytes} bytes"
             )
         try:
-            seal = _seal(place[0].to_read(found.key_id), found, place)
+            seal = _seal(place[0].to_read(stated.key_id), stated, place)
         except EncryptionKeyError as error:
             refused = type(error)(f"{source}: {error.message}", hint=error.hint)
             refused.check, refused.lacks = partial(self._check, key, stored_bytes), error.message
             raise refused from None
         with self._lock:
-            self._known.put(key, seal)
+            self._seals.put(key, seal)
         return seal
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Iterator[ObjectInfo]:
-        """List objects, with the sizes of their content."""
+        """List objects; the size of a sealed one is that of its content."""
         for info in self._store.list(prefix, start_after=start_after, limit=limit):
             is_sealed = self._place(info.key) is not None
             yield info._replace(size_bytes=plain_size(info.size_bytes)) if is_sealed else info
 
     def _check(self, key: str, stored_bytes: int) -> None:
-        """Read a sealed object of this size and check its checksums. Raises CorruptionError."""
+        """Read a sealed object of ``stored_bytes`` and check the checksums of its chunks, without a key. Raises
+        CorruptionError."""
         end, source = stored_bytes - TRAILER_BYTES, f"{self.url}/{key}"
         step = _STEP_BYTES // STORED_BYTES * STORED_BYTES
         for begin in range(0, end, step):
@@ -335,7 +348,7 @@ class LocalSeals:
         self._keys = keys
 
     def seal(self, key: str, content: bytes) -> bytes:
-        """``content`` of the object ``key``, sealed; empty if it cannot be, now or ever."""
+        """``content`` of the object ``key``, sealed; empty if no key can be used: then it must not be kept."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         try:
             used, secret = self._keys.newest(topic_of(key))

@@ -14,7 +14,8 @@ from tiered.object_store.wrapper import StoreWrapper
 
 
 class TokenBucket:
-    """``rate`` tokens a second, up to ``burst`` saved. A larger request goes into debt."""
+    """Gives ``rate`` tokens a second, and saves up to ``burst`` that nobody takes. A request may take more than there
+    are: those after it wait until the debt is earned."""
 
     def __init__(self, rate: float, burst: float, *, clock: Clock = MACHINE_CLOCK) -> None:
         self._rate = rate
