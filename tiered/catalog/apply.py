@@ -306,7 +306,7 @@ def _check_chain(state: CatalogState, commit: Commit) -> None:
         )
     if (state.cluster and place.cluster != state.cluster) or (state.broker and place.broker != state.broker):
         raise CommitInvalidError(
-            f"{invalid}: it was made for the archive of {place.cluster}/{place.broker}, but this is the archive of "
+            f"{invalid}: it is for {place.cluster}/{place.broker}, but the archive is of "
             f"{state.cluster}/{state.broker}"
         )
     if is_claim:
