@@ -44,7 +44,7 @@ _DLEDGER_PREFIX: Final = "dledger-"
 _DLEDGER_ENTRY_MAGIC: Final = 1
 _PROBE_BYTES: Final = 1024 * 1024
 _PROBE_FILES_MAX: Final = 4
-"""Whether a log is one of RocketMQ is told by so many bytes of one of its first files."""
+"""Bytes of one of the first files of a log, which show whether it is a log of RocketMQ."""
 
 
 class BrokerStore:

@@ -14,7 +14,7 @@ from tiered.object_store.wrapper import StoreWrapper
 
 
 class TokenBucket:
-    """Gives ``rate`` tokens a second, and saves up to ``burst`` that nobody takes. A request may take more than there
+    """Gives ``rate`` tokens a second, and saves up to ``burst`` that are not taken. A request may take more than there
     are: those after it wait until the debt is earned."""
 
     def __init__(self, rate: float, burst: float, *, clock: Clock = MACHINE_CLOCK) -> None:
