@@ -68,6 +68,7 @@ def decode(data: bytes, position: int, rows: int, dtype: np.dtype[Any]) -> Table
     if _has_kernel(rows, dtype):
         decode_planes(planes.ctypes.data, columns, rows, dtype.itemsize, table.ctypes.data)
         return table
+    # Decode zigzag and sum up in place: the memory of ``is_negative`` is used again for its negative, then for sums.
     zigzag = planes.reshape(_PLANES, -1).T.copy().view("<u8").reshape(len(columns), rows)
     is_negative = zigzag & np.uint64(1)
     zigzag >>= np.uint64(1)

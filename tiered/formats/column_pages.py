@@ -130,8 +130,8 @@ def _steps(
 
 
 def _zigzag(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    found: NDArray[np.uint64] = ((values << 1) ^ (values >> 63)).view(np.uint64)
-    return found
+    encoded: NDArray[np.uint64] = ((values << 1) ^ (values >> 63)).view(np.uint64)
+    return encoded
 
 
 def _stream(words: NDArray[np.uint64]) -> bytes:
@@ -143,20 +143,20 @@ def _stream(words: NDArray[np.uint64]) -> bytes:
     is_more = np.zeros((len(words), longest), np.bool_)
     for place in range(longest - 1):
         np.greater_equal(words, _ONE << np.uint64(7 * (place + 1)), out=is_more[:, place])
-    is_own = np.ones(is_more.shape, np.bool_)
-    is_own[:, 1:] = is_more[:, :-1]
+    is_used = np.ones(is_more.shape, np.bool_)  # a byte is used if the one before says that more follow
+    is_used[:, 1:] = is_more[:, :-1]
     if longest > _WORD_BYTES:
         groups = (words[:, None] >> (np.arange(longest, dtype=np.uint64) * np.uint64(7)) & _LOW).astype(
             np.uint8
         )
     else:
-        # Groups of 7 bits move apart by twos.
+        # Move the groups of 7 bits apart to one a byte: fours from fours, then pairs from pairs, then single ones.
         if longest > _WORD_BYTES // 2:
             words = ((words << _FOUR) & _ODD_4) | (words & _EVEN_4)
         words = ((words << _TWO) & _ODD_2) | (words & _EVEN_2)
         words = ((words << _ONE) & _ODD_1) | (words & _EVEN_1)
         groups = words.astype("<u8").view(np.uint8).reshape(-1, _WORD_BYTES)[:, :longest]
-    return (groups | (is_more.view(np.uint8) << 7))[is_own].tobytes()
+    return (groups | (is_more.view(np.uint8) << 7))[is_used].tobytes()
 
 
 def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[np.uint64]] | None:
@@ -168,13 +168,13 @@ def _streams(data: NDArray[np.uint8], counts: tuple[int, ...]) -> list[NDArray[n
     ends = LENGTHS_BYTES + np.cumsum(lengths)
     if int(ends[STREAMS - 1]) != len(data):
         return None
-    found = []
+    streams = []
     for length, end, count in zip(lengths.tolist(), ends.tolist(), counts, strict=True):
         values = _integers(data[end - length : end], count)
         if values is None:
             return None
-        found.append(values)
-    return found
+        streams.append(values)
+    return streams
 
 
 def _integers(stream: NDArray[np.uint8], count: int) -> NDArray[np.uint64] | None:
@@ -193,16 +193,19 @@ def _integers(stream: NDArray[np.uint8], count: int) -> NDArray[np.uint64] | Non
     padded = np.concatenate([stream, np.zeros(_WORD_BYTES, np.uint8)])
     words: NDArray[np.uint64] = np.ndarray((len(stream),), "<u8", padded, strides=(1,)).take(first)
     words &= _LENGTH_MASKS[length]
-    # Groups of 7 bits move together by twos.
+    # Move the groups of 7 bits, one a byte, together: single ones to pairs, pairs to fours, fours to eights.
     words = ((words & _ODD_1) >> _ONE) | (words & _EVEN_1)
     words = ((words & _ODD_2) >> _TWO) | (words & _EVEN_2)
     if longest > _WORD_BYTES // 2:
         words = ((words & _ODD_4) >> _FOUR) | (words & _EVEN_4)
     if longest > _WORD_BYTES:
+        # Integers of nine or ten bytes do not fit in a word, and are 0 so far: add their groups one by one.
         long = np.flatnonzero(length > _WORD_BYTES)
         for place in range(longest):
-            there = long[length[long] > place]
-            words[there] |= (stream[first[there] + place] & _LOW).astype(np.uint64) << np.uint64(7 * place)
+            reaching = long[length[long] > place]
+            words[reaching] |= (stream[first[reaching] + place] & _LOW).astype(np.uint64) << np.uint64(
+                7 * place
+            )
     return words
 
 

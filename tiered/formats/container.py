@@ -71,6 +71,7 @@ DICTIONARY = (
 
 HEADER = struct.Struct("<8sHHIQQII")
 _FIELDS = struct.Struct("<8sHHIQQI")
+"""The header without its last field, which is the CRC32C of these."""
 PAYLOAD_BYTES_MAX = 1 << 31
 TABLES_MAX = 64
 QUEUE_COST_BYTES = 160
@@ -94,14 +95,14 @@ class Container:
         """The table ``name`` with the columns of ``dtype``: those that only a newer minor format has are dropped, those
         that an older one lacks are zero. Raises KeyError if there is no such table, and ValueError if it takes too much
         memory."""
-        found = self.tables[name]
-        if found.dtype == dtype:
-            return found
-        self.memory.charge(len(found) * dtype.itemsize, f"table {name}")
-        result = np.zeros(len(found), dtype)
+        stored = self.tables[name]
+        if stored.dtype == dtype:
+            return stored
+        self.memory.charge(len(stored) * dtype.itemsize, f"table {name}")
+        result = np.zeros(len(stored), dtype)
         for column in dtype.names or ():
-            if column in (found.dtype.names or ()):
-                result[column] = found[column]
+            if column in (stored.dtype.names or ()):
+                result[column] = stored[column]
         return result
 
     def charge_queues(self) -> None:

@@ -92,6 +92,7 @@ def loads(text: str | bytes, *, dialect_max: int | None = None, values: Allowanc
 
 
 def _check_values(text: str | bytes, values: Allowance) -> None:
+    """Raise FastjsonError if the values of ``text`` would take more memory than ``values`` allows."""
     encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
     try:
         MemoryBound(len(encoded), values).charge_json(encoded, "values")
@@ -137,7 +138,7 @@ class _Parser:
             return self._object(depth)
         if first == "[":
             return self._array(depth)
-        if first in ('"', "'") and first:
+        if first in ('"', "'"):
             return self._string(first)
         number = _NUMBER.match(self._text, self._position)
         if number:
@@ -164,20 +165,20 @@ class _Parser:
         """Parse an object, whose opening brace is at the parser's position; ``depth``: how deeply it is nested. Extra
         commas are skipped; of equal keys the last one counts."""
         self._position += 1
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         while True:
             first = self._peek()
             if first == ",":
                 self._position += 1
             elif first == "}":
                 self._position += 1
-                return found
+                return members
             else:
                 key = self._key(first, depth)
                 if self._peek() != ":":
                     raise self._error("':' is missing")
                 self._position += 1
-                found[key] = self._value(depth + 1)
+                members[key] = self._value(depth + 1)
                 if self._peek() not in (",", "}"):
                     raise self._error("',' or '}' is missing")
 
@@ -186,7 +187,7 @@ class _Parser:
         object or array, which becomes its JSON text."""
         if first in ("{", "["):
             return self._document_key(depth)
-        if first in ('"', "'") and first:
+        if first in ('"', "'"):
             return self._string(first)
         bare = _IDENTIFIER.match(self._text, self._position) or _NUMBER.match(self._text, self._position)
         if bare is None:
@@ -211,16 +212,16 @@ class _Parser:
         """Parse an array, whose opening bracket is at the parser's position; ``depth``: how deeply it is nested. Extra
         commas are skipped."""
         self._position += 1
-        found: list[Any] = []
+        items: list[Any] = []
         while True:
             first = self._peek()
             if first == ",":
                 self._position += 1
             elif first == "]":
                 self._position += 1
-                return found
+                return items
             else:
-                found.append(self._value(depth + 1))
+                items.append(self._value(depth + 1))
                 if self._peek() not in (",", "]"):
                     raise self._error("',' or ']' is missing")
 

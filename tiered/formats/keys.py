@@ -29,7 +29,7 @@ ESCAPED_CHARACTERS_MAX = 200
 """Longer escapes are cut and end in a digest: file systems allow 255 bytes a path component."""
 
 COMPACTION_ATTEMPTS_FROM = 10**15
-"""The attempts of compaction: no writer counts so far."""
+"""Attempts from here on are those of compaction: no writer counts so far."""
 
 VERSION_END = 10**16
 """No archive reaches this version: a name with a higher number belongs to something else."""
@@ -37,7 +37,9 @@ _VERSION_CEILING = 10**20 - 1
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|\.[0-9a-f]{2})+\Z")
 _EMPTY = ".-"
+"""The escape of the empty name."""
 _CUT = ".."
+"""In the escape of a name that is too long: its digest follows."""
 _DIGEST_CHARACTERS = 32
 _DATA_KEY = re.compile(
     r"data/[0-9a-f]{2}/(?P<topic>[^/]+)/(?P<generation>\d{1,10})/(?P<queue_id>-?\d{1,10})/"
@@ -140,8 +142,8 @@ def is_escape(text: str) -> bool:
 
 
 def is_version_name(text: str) -> bool:
-    """Whether ``text`` is the last part of a key with a version of servers' state: bucket browsers leave objects named
-    like a folder, and a shorter number would sort before all versions."""
+    """Whether ``text`` is what ``version_name`` returns. Other objects may lie beside numbered ones: bucket browsers
+    leave objects named like a folder, and a shorter number would list before all versions."""
     return _VERSION_NAME.match(text) is not None
 
 
@@ -207,7 +209,8 @@ def parse_set_key(key: str) -> SetKeyParts | None:
 
 
 def compaction_attempts_from(nonce: int) -> int:
-    """The first attempt of a compaction with a random ``nonce`` of 40 bits; 10^6 attempts are its own."""
+    """The first attempt number that a compaction uses in the keys of its objects; the 10^6 from it on are its own.
+    ``nonce``: 40 random bits, so that two compactions do not use the same numbers."""
     return (nonce | 1 << 39) * 10**6
 
 

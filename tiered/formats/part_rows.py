@@ -50,16 +50,20 @@ def is_inside(part: Table, whole: Table) -> NDArray[np.bool_]:
     """For each run of rows in the catalog's table ``part``, whether it can be a part of the object's run in the same
     row of ``whole``: by kind, rows, bytes and queue offsets."""
     skipped = part["base_byte"] - whole["base_byte"]
-    found = (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
-    found &= part["first_row"] + part["rows"] <= whole["rows"]
-    found &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
-    is_counted = (part["kind"] != RunKind.BATCH) & (part["kind"] != RunKind.SPARSE)
-    found &= (part["kind"] == RunKind.SPARSE) | (
+    inside: NDArray[np.bool_] = (
+        (part["kind"] == whole["kind"]) & (part["first_row"] >= 0) & (part["rows"] > 0)
+    )
+    inside &= part["first_row"] + part["rows"] <= whole["rows"]
+    inside &= (skipped >= 0) & (skipped + part["byte_count"] <= whole["byte_count"])
+    # A sparse run may begin and end in holes, which the catalog adds to it: its offsets are not compared.
+    inside &= (part["kind"] == RunKind.SPARSE) | (
         (part["base_queue_offset"] >= whole["base_queue_offset"])
         & (part["end_queue_offset"] <= whole["end_queue_offset"])
     )
-    found &= ~is_counted | (part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"])
-    inside: NDArray[np.bool_] = found
+    has_offset_per_row = (part["kind"] != RunKind.BATCH) & (part["kind"] != RunKind.SPARSE)
+    inside &= ~has_offset_per_row | (
+        part["base_queue_offset"] == whole["base_queue_offset"] + part["first_row"]
+    )
     return inside
 
 
@@ -102,19 +106,21 @@ def ends_by_blocks(index: SegmentIndex, parts: Table, raw_bytes_max: int) -> lis
     while cuts[-1] < len(index.blocks):
         fitting = int(np.searchsorted(raw, raw[cuts[-1]] + raw_bytes_max, side="right")) - 1
         cuts.append(max(cuts[-1] + 1, fitting))
+    # Both are rows of the object: where each part begins, and where each group of blocks ends.
     begin, ends = (
         index.bounds.run_rows[parts["ordinal"]] + parts["first_row"],
         index.bounds.block_rows[cuts[1:]],
     )
     part = np.maximum(np.searchsorted(begin, ends) - 1, 0)
-    found: list[int] = (
+    rows_of_parts_before: list[int] = (
         begins(parts["rows"])[part] + np.clip(ends - begin[part], 0, parts["rows"][part])
     ).tolist()
-    return found
+    return rows_of_parts_before
 
 
 class _Window:
-    """Follows the offsets of batches and sparse rows, and sums up what must agree with each part."""
+    """What ``rows_of_parts`` keeps from call to call: the queue offset of each part's next row, as rows may span
+    several offsets, and the bytes of its rows so far, both of which must agree with the catalog at the part's end."""
 
     def __init__(self, index: SegmentIndex, parts: Table, first: NDArray[np.int64]) -> None:
         """Find out for each of ``parts`` where its rows begin in the object, and the queue offset of its first row.
@@ -140,7 +146,7 @@ class _Window:
         counts = np.minimum(self._first[low + 1 : high + 1], end) - starts
         part = np.repeat(np.arange(low, high), counts)
         row = positions(self._object_row[mine] + starts, counts)
-        columns = self._index.columns_of(row)
+        columns = self._index.columns_of(row)  # size is the first, and offsets spanned are the fifth
         spans, at = columns[4].astype(np.int64), starts - begin
         sums = np.cumsum(spans)
         before = sums[at] - spans[at]
@@ -160,8 +166,9 @@ class _Window:
         return found
 
     def _check(self, low: int, done: int, at: NDArray[np.int64], found: PartRows) -> None:
-        """Raise CorruptionError if the rows ``found`` contradict what the catalog says of their parts. Part ``low`` and
-        those after it have rows here, which begin ``at`` these of them; parts before ``done`` end here."""
+        """Raise CorruptionError if the rows ``found`` contradict what the catalog says of their parts. ``low``: the
+        first part with rows here; ``at``: for it and those after it, where its rows begin in ``found``. Parts before
+        ``done`` have no more rows, so that their sums are complete."""
         parts, ended = self._parts, np.arange(low, low + len(at)) < done
         some = slice(low, low + len(at))
         is_lmq, is_sparse = self._is_lmq[some], self._is_sparse[some]

@@ -44,7 +44,9 @@ SEPARATORS = re.compile("[\x00-\x02]")
 """Characters that separate names and values of properties, and NUL."""
 _INNER_HEAD = struct.Struct(">iIIii")
 _MAPPED = bytes(10) + b"\xff\xff"
+"""How an IPv6 address begins that stands for an IPv4 address."""
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+"""Half of a surrogate pair, which UTF-8 does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def _decode(data: bytes) -> Record:
         data
     )
     if magic not in (MAGIC_V1, MAGIC_V2):
-        raise ValueError(f"its magic is {magic:08x}")
+        raise ValueError(f"its magic code is {magic:08x} instead of {MAGIC_V1:08x} or {MAGIC_V2:08x}")
     born_address, at = _take(data, _HEAD.size, 20 if sys_flag & SYS_BORN_HOST_V6 else 8)
     (stored,) = struct.unpack_from(">q", data, at)
     store_address, at = _take(data, at + 8, 20 if sys_flag & SYS_STORE_HOST_V6 else 8)

@@ -8,10 +8,9 @@ docs/FORMATS.md):
 The footer of more than PART_RUNS runs leaves them to parts (containers RMQTSEGP), so that a reader opens one of these.
 ``segment_index.py`` decodes it, ``tiered.archive.segment_reader`` reads it from a store.
 
-Gathers, compresses and checksums the blocks of a segment on a pool of threads.
-
-The work is cut into pieces of about a megabyte, so that gathered bytes are still in the cache of the core that
-compresses them. Each thread keeps its compressor and its buffer: their page faults cost a tenth of the compression.
+``BlockPacker`` gathers, compresses and checksums the blocks on a pool of threads. The work is cut into pieces of about
+a megabyte, so that gathered bytes are still in the cache of the core that compresses them. Each thread keeps its
+compressor and its buffer, as page faults of new ones would cost a tenth of the compression.
 """
 
 import threading
@@ -53,6 +52,7 @@ from tiered.model.tables import RUN_DTYPE, RunKind, Table
 PIECE_BYTES = 1024 * 1024
 """Raw bytes a thread gathers at once, unless a single block is larger."""
 KEPT_BYTES = 2 * PIECE_BYTES
+"""A thread keeps a buffer of up to so many bytes; a larger one is for one piece alone."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ class BlockPacker:
         return done
 
     def _pack(self, blocks: Table, records: Records, row: int) -> bytes:
-        """Neighbouring blocks, the first of which begins with ``row``."""
+        """The stored bytes of neighbouring ``blocks``, the first of which begins with ``row``. Fills in their sizes,
+        checksums and codecs: a block that does not shrink is stored raw. Raises ValueError if a record lies outside the
+        arena."""
         compress, buffer = self._tools(int(blocks["raw_bytes"].sum()))
         raw_bytes = blocks["raw_bytes"].tolist()
         end = sum(raw_bytes)
@@ -301,6 +303,7 @@ def encode_segment(
     is_lmq = runs["kind"] == RunKind.LMQ
     parents = np.zeros(0, np.int64)
     if is_lmq.any():
+        # LMQ rows refer to parents by their places in the footer, where they are the first queues.
         parents = np.unique(rows.parent[rows.parent >= 0])
         numbers = np.where(rows.parent < 0, -1, np.searchsorted(parents, rows.parent))
         rows = replace(rows, parent=numbers.astype(np.int32))
@@ -454,8 +457,9 @@ def encode_tail(
     pages: tuple[Sequence[bytes], Table],
     keys: dict[str, int],
 ) -> bytes:
-    """The tail of an object. ``runs`` and ``parents``, the queues to which LMQ rows refer by their places there, index
-    ``queues``. ``blocks``: also how many begin in each run; ``pages``: stored, and their table."""
+    """The tail of an object: column pages, parts, footer and trailer. ``runs`` refer to ``queues`` by number, and
+    ``parents`` are the numbers of those that LMQ rows refer to, by their places in ``parents``. ``blocks``: their
+    table, and how many begin in each run; ``pages``: the stored ones, and their table."""
     topics, names = selection_of(queues).table()
     run_table = np.zeros(len(runs), SEGMENT_RUN_DTYPE)
     for name in runs.dtype.names or ():
@@ -466,11 +470,11 @@ def encode_tail(
     run_table["blocks"] = blocks[1]
     tables = {"queues": names, "runs": run_table, "blocks": blocks[0], "pages": pages[1]}
     bounds, parts = part_bounds(len(runs)), list[bytes]()
-    if len(parents):
+    if len(parents):  # they become the first queues, as rows refer to them by place
         order = np.concatenate([parents, np.setdiff1d(np.arange(len(names)), parents)])
         tables["queues"] = names[order]
         run_table["queue"] = np.argsort(order)[runs["queue"]]
-    if len(bounds) > 2:
+    if len(bounds) > 2:  # each part has its runs and their queues; the footer keeps only the parents
         table = np.zeros(len(bounds) - 1, PART_DTYPE)
         for number, (first, end) in enumerate(pairwise(bounds)):
             part = run_table[first:end]

@@ -55,14 +55,15 @@ SPAN_RAW_BYTES_MAX = 64 * 1024 * 1024
 CATALOG_RUN_FIELDS = ("kind", "base_queue_offset", "end_queue_offset", "rows", "base_byte", "byte_count")
 """Fields of a run that the catalog and its object must agree on, unless the catalog names a part of it."""
 
-_PART_AT = operator.itemgetter(
+_part_fields = operator.itemgetter(
     *map(
         (SEGMENT_RUN_DTYPE.names or ()).index,
         ("kind", "base_queue_offset", "end_queue_offset", "first_row", "rows", "base_byte", "byte_count"),
     )
 )
 
-_decoded = PageCache()
+_decoded_pages = PageCache()
+"""Of all segments that this process reads."""
 
 _ROWS_MAX = 1 << 40
 _RUNS_MAX = 1 << 22
@@ -87,8 +88,9 @@ class BlockSpan(NamedTuple):
 
 
 class SegmentBounds(NamedTuple):
-    """Begins of runs and blocks in an object, each with the end of the last: in rows, and in raw bytes. LMQ runs count
-    nothing. Of a part: of its runs, and of all blocks."""
+    """Where runs and blocks begin in an object, each with the end of the last: among its rows, and among its
+    decompressed bytes. LMQ runs count nothing, as they have no blocks. Of an index of one part: its runs alone, but all
+    blocks."""
 
     run_rows: NDArray[np.int64]
     run_raw: NDArray[np.int64]
@@ -131,7 +133,7 @@ class SegmentIndex:
         start = size_bytes - len(tail)
         if trailer.tail_offset < start:
             raise CorruptionError(
-                f"{key}: the tail begins at {trailer.tail_offset}, only [{start}, …) was read"
+                f"{key}: its tail begins at byte {trailer.tail_offset}, but only bytes from {start} on were read"
             )
         footer = memoryview(tail)[trailer.footer_offset - start : len(tail) - TRAILER_BYTES]
         if fastcrc.crc32.iscsi(footer) != trailer.footer_crc32c:
@@ -150,7 +152,7 @@ class SegmentIndex:
             raise CorruptionError(
                 f"{key}: footer at {trailer.footer_offset} is impossible: {error}"
             ) from error
-        self._number = _decoded.number_of(self)
+        self._number = _decoded_pages.number_of(self)
 
     def row_of(self, ordinal: int) -> int:
         """The number of the first row of a run in the object."""
@@ -167,7 +169,9 @@ class SegmentIndex:
         header = container.header
         if header.get("encryption") is not None or header.get("dictionaries"):
             raise UnsupportedFormatError(
-                f"{self.key}: encrypted, or compressed with dictionaries", hint="upgrade this program"
+                f"{self.key} is encrypted inside, or compressed with dictionaries, which this version of"
+                " rocketmq-tiered cannot read",
+                hint="use a newer version of rocketmq-tiered",
             )
         meta = header["meta"]
         self.meta = SegmentMeta(
@@ -188,6 +192,7 @@ class SegmentIndex:
         chosen = range(len(parts)) if part is None or part >= len(parts) else range(part, part + 1)
         self.is_whole = len(chosen) == len(parts)
         """Whether it has all runs of the object."""
+        # What the parts before each part have together; below only of the parts that are chosen.
         sums = {name: begins(parts[name]) for name in PART_DTYPE.names or ()}
         self._pages_bytes = len(before_footer) - int(sums["stored_bytes"][-1])
         sums = {name: column[chosen.start : chosen.stop + 1] for name, column in sums.items()}
@@ -214,19 +219,20 @@ class SegmentIndex:
         if len(parts) and (
             at[-1] != len(self.runs) or any((columns[name][at] != sums[name]).any() for name in columns)
         ):
-            raise ValueError("parts")
+            raise ValueError("parts have other numbers of runs, rows or bytes than the footer says")
         self._load_pages(before_footer)
 
     def _load_pages(self, before_footer: memoryview) -> None:
-        """Takes the column pages of ``runs``. Raises ValueError unless they begin and end with pages."""
+        """Takes the column pages with rows of ``runs``. Raises ValueError unless a page begins with the first of these
+        rows, and one ends with the last."""
         ends = self.first_row[0], self.first_row[-1]
         self._pages = range(*np.searchsorted(self._page_row, ends).tolist())
-        """Those with rows of ``runs``."""
+        """The numbers of these pages."""
         if (
             self._pages.stop >= len(self._page_row)
             or (self._page_row[[self._pages.start, self._pages.stop]] != ends).any()
         ):
-            raise ValueError("page rows")
+            raise ValueError("column pages do not begin and end with the rows of the runs")
         first, end = self._page_offset[[self._pages.start, self._pages.stop]].tolist()
         self._page_bytes, self._pages_offset = bytes(before_footer[first:end]), first
 
@@ -258,32 +264,35 @@ class SegmentIndex:
         page_raw_max = page_rows * STREAMS * VARINT_BYTES_MAX + LENGTHS_BYTES
         impossible_page = (pages["raw_bytes"] > page_raw_max) | (pages["raw_bytes"] < page_raw_min)
         is_lmq = runs["kind"] == RunKind.LMQ
-        says = {
-            "no runs": len(runs) == 0,
-            "unknown run kind": bool((runs["kind"] > max(RunKind)).any()),
-            "topic index": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
-            "queue index": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
-            "block count": self.is_whole and int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
+        checks = {
+            "number of runs": len(runs) == 0,
+            "kinds of runs": bool((runs["kind"] > max(RunKind)).any()),
+            "topics of queues": int(self.queue_table["topic"].max(initial=0)) >= len(self.topics),
+            "queues of runs": int(runs["queue"].max(initial=0)) >= len(self.queue_table),
+            "number of blocks": self.is_whole and int(runs["blocks"].sum(dtype=np.int64)) != len(blocks),
             "bytes of LMQs": bool((is_lmq & ((runs["byte_count"] != 0) | (runs["blocks"] != 0))).any()),
             "bytes of runs": bool((~is_lmq & (runs["byte_count"] < 1)).any()),
-            "first rows": bool(runs["first_row"].any()),
+            "first rows of runs": bool(runs["first_row"].any()),
             "rows of blocks": self._differs(self._run_row, self._block_row),
             "bytes of blocks": self._differs(self._run_raw, self._block_raw),
             "codecs": bool((blocks["codec"] > CODEC_ZSTD).any() or (pages["codec"] > CODEC_ZSTD).any()),
-            "stored raw": _raw_differs(blocks) or _raw_differs(pages),
-            "block sizes": bool(large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()),
-            "page sizes": bool((impossible_page | (page_rows < 1) | (page_rows > PAGE_ROWS)).any()),
+            "sizes of what is stored raw": _raw_differs(blocks) or _raw_differs(pages),
+            "sizes of blocks": bool(
+                large.any() or (blocks["rows"] < 1).any() or (blocks["raw_bytes"] < 1).any()
+            ),
+            "sizes of pages": bool((impossible_page | (page_rows < 1) | (page_rows > PAGE_ROWS)).any()),
             "stored sizes": bool((blocks["stored_bytes"] < 1).any() or (pages["stored_bytes"] < 1).any()),
-            "keys": self.key_count < 0 or self._stored_counts_bytes < 0,
+            "number of keys": self.key_count < 0 or self._stored_counts_bytes < 0,
             "length of blocks": keys_offset + keys_bytes != self.tail_offset,
             "length of pages": int(self._page_offset[-1]) != self._pages_bytes,
         }
-        wrong = [name for name, is_wrong in says.items() if is_wrong]
+        wrong = [name for name, is_wrong in checks.items() if is_wrong]
         if wrong:
-            raise ValueError(", ".join(wrong))
+            raise ValueError(f"wrong {', '.join(wrong)}")
 
     def _differs(self, runs: NDArray[np.int64], blocks: NDArray[np.int64]) -> bool:
-        """Whether the sums of all runs do not end with those of all blocks, or those of a part lie outside."""
+        """Whether runs and blocks contradict each other; both are sums of rows, or of bytes. All runs have to end where
+        all blocks end; those of a part have to lie inside."""
         end = int(runs[-1])
         return int(blocks[-1]) != end if self.is_whole else not 0 <= int(runs[0]) <= end <= int(blocks[-1])
 
@@ -324,11 +333,11 @@ class SegmentIndex:
     @cached_property
     def whole_runs(self) -> Table:
         """All runs as the catalog would name them (RUN_DTYPE)."""
-        found = np.zeros(len(self.runs), RUN_DTYPE)
+        runs = np.zeros(len(self.runs), RUN_DTYPE)
         for name in RUN_DTYPE.names or ():
-            found[name] = self.runs[name]
-        found["ordinal"] = np.arange(len(found))
-        return found
+            runs[name] = self.runs[name]
+        runs["ordinal"] = np.arange(len(runs))
+        return runs
 
     def queue_of(self, run: int) -> QueueKey:
         """The queue whose rows ``run`` holds."""
@@ -352,14 +361,14 @@ class SegmentIndex:
     def _holds(self, part: RunPart, kind: int) -> bool:
         """Whether ``part``, which the catalog describes as of this ``kind``, is the whole of its run or lies inside
         it."""
-        known, base, end, _, rows, base_byte, byte_count = _PART_AT(
+        own_kind, base, end, _, rows, base_byte, byte_count = _part_fields(
             self.runs[part.ordinal - self.first_run].item()
         )
-        if known == RunKind.SPARSE:
+        if own_kind == RunKind.SPARSE:
             base, end = part.base, part.end  # the catalog adds holes at both ends
         if part.rows == rows:
-            found = known, base, end, base_byte, byte_count
-            return part.first_row == 0 and found == (
+            whole = own_kind, base, end, base_byte, byte_count
+            return part.first_row == 0 and whole == (
                 kind,
                 part.base,
                 part.end,
@@ -369,9 +378,9 @@ class SegmentIndex:
         is_inside = 0 <= part.first_row < part.first_row + part.rows <= rows
         is_inside &= base <= part.base < part.end <= end
         is_inside &= 0 <= part.base_byte - base_byte <= byte_count - part.byte_count and part.byte_count >= 0
-        if known not in (RunKind.BATCH, RunKind.SPARSE):
+        if own_kind not in (RunKind.BATCH, RunKind.SPARSE):  # their rows may span several offsets
             is_inside &= (part.base, part.end) == (base + part.first_row, base + part.first_row + part.rows)
-        return bool(is_inside) and known == kind
+        return bool(is_inside) and own_kind == kind
 
     def has_rows_of(self, part: RunPart) -> bool:
         """Whether the object has the run of ``part``, with its rows."""
@@ -381,6 +390,7 @@ class SegmentIndex:
         return 0 <= part.first_row <= part.first_row + part.rows <= int(self.runs["rows"][run])
 
     def _whole(self, run: int | RunPart) -> RunPart:
+        """``run`` as a part: a number of a run of the object becomes the part with all its rows."""
         return (
             run
             if not isinstance(run, int)
@@ -398,8 +408,8 @@ class SegmentIndex:
         return int(self._run_row[ordinal]) + run.first_row, raw, run.rows
 
     def row_columns(self, run: int | RunPart) -> RowTable:
-        """All rows of ``run``, or of a part of one. ``position`` is in its bytes; keys are not loaded
-        (``decode_keys``)."""
+        """All rows of ``run``, or of a part of one. ``position`` is where a record begins in the bytes of ``run``; keys
+        are not loaded (``decode_keys`` has them). Raises CorruptionError if the rows do not fill the run."""
         part = self._whole(run)
         number = part.ordinal - self.first_run
         first = int(self.first_row[number]) + part.first_row
@@ -436,12 +446,13 @@ class SegmentIndex:
         )
 
     def _span_begin(self, run: int, row: int) -> int:
-        """Where ``row`` of a sparse run begins to span: behind the row before."""
+        """The first of the queue offsets that ``row`` of a sparse run spans, which is in the hole before it, if there
+        is one: the row before ends there."""
         base, first = int(self.runs["base_queue_offset"][run - self.first_run]), self.row_of(run)
         return base + (int(self._rows(first, first + row)[4].sum(dtype=np.int64)) if row else 0)
 
     def spans_begin(self, part: RunPart) -> int:
-        """Where the offsets that the first row of ``part`` spans begin: of a sparse run with the hole before it."""
+        """The first queue offset that the first row of ``part`` spans; of a sparse run that of the hole before it."""
         is_sparse = int(self.runs["kind"][part.ordinal - self.first_run]) == RunKind.SPARSE
         return self._span_begin(part.ordinal, part.first_row) if is_sparse else part.base
 
@@ -481,7 +492,7 @@ class SegmentIndex:
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     def _page(self, page: int) -> Columns:
-        return _decoded.get(self._number, page, self._decoded_page)
+        return _decoded_pages.get(self._number, page, self._decoded_page)
 
     def _decoded_page(self, page: int) -> Columns:
         """Decompresses one column page and decodes it into read-only columns. Raises CorruptionError if its checksum,
@@ -601,8 +612,8 @@ class SegmentIndex:
     def decode_into(
         self, memory: NDArray[np.uint8], span: BlockSpan, stored: bytes | memoryview
     ) -> NDArray[np.uint8]:
-        """The same at the begin of ``memory``, which is used again: fresh memory for each span costs more than a third
-        of a scan's processor time in page faults."""
+        """Like ``decode_blocks``, but at the begin of ``memory``, which the caller uses again for the next span: page
+        faults of fresh memory would take more than a third of a scan's processor time."""
         if len(stored) != span.length:
             raise CorruptionError(
                 f"{self.key}: the read of [{span.offset}, {span.offset + span.length}) returned {len(stored)} bytes"
@@ -631,7 +642,7 @@ class SegmentIndex:
                 raw = expand_block(piece, self.blocks[block], decompressor, self._name_of(block))
                 found.append(np.frombuffer(raw, np.uint8))
             except TieredError as error:
-                # The traceback would refer to the blocks.
+                # Its traceback would keep the blocks in memory as long as the error is kept.
                 found.append(error.with_traceback(None))
         return found
 

@@ -111,7 +111,7 @@ def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: 
     """Raise CorruptionError unless ``data`` begins a segment of the ``version`` (major, minor) of its trailer."""
     if bytes(data[:HEADER_BYTES]) != HEADER.pack(MAGIC, *version, 0):
         raise CorruptionError(
-            f"{source}: bytes [0, {HEADER_BYTES}) are not the header of a segment {version[0]}.{version[1]}"
+            f"{source} does not begin with the header of a segment of format {version[0]}.{version[1]}"
         )
 
 
@@ -153,7 +153,7 @@ def decode_trailer(data: bytes | memoryview, size_bytes: int, *, source: str) ->
         raise CorruptionError(f"{where} fails its CRC32C")
     require_major(major, minor, f"{source}: segment")
     if total != size_bytes:
-        raise CorruptionError(f"{source}: has {size_bytes} bytes, but its trailer says {total}")
+        raise CorruptionError(f"{source} has {size_bytes} bytes, but its trailer says {total}")
     if not HEADER_BYTES <= tail_offset <= footer_offset <= total - TRAILER_BYTES:
         raise CorruptionError(f"{where} points outside the object")
     return Trailer(tail_offset, footer_offset, footer_crc, total, (major, minor))

@@ -101,6 +101,7 @@ class SegmentWriter:
         self._blocks_bytes = 0
         self._blocks_of_run: list[int] = []
         self._pending = bytearray()
+        """Records of the block that is not complete yet, how many, and the run of the first."""
         self._pending_rows = 0
         self._pending_run = -1
         self._newest_run = -1
@@ -196,6 +197,7 @@ class SegmentWriter:
             self._begin_block(run)
             self._pending_rows += len(sizes)
             return
+        # Cut all records into blocks, but leave the last block pending, as more records may follow.
         ends = before + np.cumsum(sizes, dtype=np.int64)
         row = begin = 0
         with memoryview(self._pending) as records_of_blocks:
@@ -251,12 +253,12 @@ class SegmentWriter:
     ) -> NDArray[np.int32]:
         """The place, in this object's footer, of the queue to which each LMQ row refers; -1 for other rows.
         ``parent``: numbers of ``parents``."""
-        found = np.full(len(parent), -1, np.int32)
+        place_of_row = np.full(len(parent), -1, np.int32)
         used, inverse = np.unique(parent[is_lmq], return_inverse=True)
         numbers = [self._number(parents[number]) for number in used.tolist()]
         places = [self._parent_places.setdefault(number, len(self._parent_places)) for number in numbers]
-        found[is_lmq] = np.array(places, np.int32)[inverse]
-        return found
+        place_of_row[is_lmq] = np.array(places, np.int32)[inverse]
+        return place_of_row
 
     # -- blocks -----------------------------------------
 
@@ -266,6 +268,7 @@ class SegmentWriter:
         return min(self._codec.block_bytes, SHARED_BLOCK_BYTES) if is_shared else self._codec.block_bytes
 
     def _begin_block(self, run: int) -> None:
+        """Count a new block for ``run``, unless records are pending: then the next ones join their block."""
         if self._pending_rows == 0:
             self._pending_run = run
             self._blocks_of_run[run] += 1
@@ -298,7 +301,8 @@ class SegmentWriter:
     def _add_to_pages(
         self, columns: dict[str, NDArray[Any]], run: int, starts: NDArray[np.int64], count: int
     ) -> None:
-        """Rows of the runs from ``run`` on, which begin at ``starts``. A page ends where a part of the tail does."""
+        """Add ``count`` rows of the run number ``run`` and of those after it, which begin at ``starts``, to the open
+        page. A page ends when it is full, and where a part of the tail ends: after each PART_RUNS runs."""
         taken = 0
         for part in [*starts[-run % PART_RUNS :: PART_RUNS].tolist(), count]:
             while taken < part:

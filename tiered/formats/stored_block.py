@@ -16,7 +16,8 @@ from tiered.formats.segment_layout import CODEC_RAW
 def expand_block(
     stored: memoryview, row: np.void, decompressor: zstandard.ZstdDecompressor, where: str
 ) -> bytes | memoryview:
-    """Raw bytes of a stored block or page, of its ``row`` in the footer. Its CRC32C is checked first."""
+    """The decompressed bytes of a stored block or column page. ``row``: what the footer says of it (BLOCK_DTYPE);
+    ``where`` names it in messages. Raises CorruptionError; its CRC32C is checked first."""
     _check_stored(stored, row, where)
     if int(row["codec"]) == CODEC_RAW:
         return stored
@@ -30,7 +31,7 @@ def expand_into(
     decompressor: zstandard.ZstdDecompressor,
     where: str,
 ) -> None:
-    """Fill ``memory``, which is as long, with the raw bytes of a stored block."""
+    """Like ``expand_block``, but the decompressed bytes fill ``memory``, which has to be as long as they are."""
     _check_stored(stored, row, where)
     if int(row["codec"]) == CODEC_RAW:
         memory[:] = np.frombuffer(stored, np.uint8)

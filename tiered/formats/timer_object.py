@@ -52,6 +52,7 @@ HOUR_DTYPE = np.dtype([("hour", "<i8"), ("rows", "<i8"), ("others", "<i8")])
 PAGE_DTYPE = np.dtype([("rows", "<i8"), ("stored_bytes", "<i8"), ("first_ms", "<i8"), ("last_ms", "<i8")])
 OFFSET_DTYPE = np.dtype([("min_queue_offset", "<i8")])
 _NO_OFFSET = 1 << 62
+"""Of a queue no message of which is needed: higher than every offset."""
 Rows = tuple[Table, Sequence[QueueKey], Sequence[str]]
 """Entries, and what their ``queue`` and their ``topic`` index."""
 
@@ -98,21 +99,22 @@ def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) 
 def united(parts: Sequence[Rows]) -> Rows:
     """The entries of all ``parts`` in one table, a copy, with the queues and the topics that they refer to, each once.
     The numbers of queues and topics in the entries are changed to those of the result."""
-    table, every, end = (
+    # New numbers of queues and of topics: the same code gives both, as an entry refers to both in the same way.
+    table, new_numbers, end = (
         concatenated((part[0] for part in parts), ENTRY_DTYPE),
         (dict[Any, int](), dict[Any, int]()),
         0,
     )
-    for own, *names in parts:
-        begin, end = end, end + len(own)
-        for field, named, known in zip(("queue", "topic"), names, every, strict=True):
+    for entries, *lists in parts:
+        begin, end = end, end + len(entries)
+        for field, names, new in zip(("queue", "topic"), lists, new_numbers, strict=True):
             column = table[field][begin:end]
-            used = np.flatnonzero(np.bincount(column, minlength=len(named)))
-            numbers = np.zeros(len(named), np.uint32)
-            numbers[used] = [known.setdefault(named[number], len(known)) for number in used.tolist()]
+            used = np.flatnonzero(np.bincount(column, minlength=len(names)))
+            numbers = np.zeros(len(names), np.uint32)
+            numbers[used] = [new.setdefault(names[number], len(new)) for number in used.tolist()]
             if not np.array_equal(numbers[used], used):
                 column[:] = numbers[column]
-    return table, list(every[0]), list(every[1])
+    return table, list(new_numbers[0]), list(new_numbers[1])
 
 
 def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
@@ -121,12 +123,16 @@ def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
     body: list[bytes] = []
     pages: list[tuple[int, int, int, int]] = []
     hours: list[Table] = []
+    # Pages share the footer's queues, but have topics of their own. ``least``: by queue, the first offset of a message
+    # that an entry needs; cancellations need none.
     numbers, least = dict[QueueKey, int](), np.zeros(0, np.int64)
-    for page, of_page, names in _pages(parts):
-        queue = np.array([numbers.setdefault(one, len(numbers)) for one in of_page])
+    for page, queues, topics_of_page in _pages(parts):
+        queue = np.array([numbers.setdefault(one, len(numbers)) for one in queues])
         page["queue"] = queue[page["queue"]]
         least = np.append(least, np.full(len(numbers) - len(least), _NO_OFFSET))
-        data = encode_container(PAGE_KIND, {"topics": names}, {"entries": page}, is_packed=True, level=-1)
+        data = encode_container(
+            PAGE_KIND, {"topics": topics_of_page}, {"entries": page}, is_packed=True, level=-1
+        )
         body.append(data)
         pages.append((len(page), len(data), int(page["deliver_ms"][0]), int(page["deliver_ms"][-1])))
         hours.append(hours_of(page))
