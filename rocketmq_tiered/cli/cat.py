@@ -227,8 +227,8 @@ class _Printer:
     def printed_but_hidden(self, topic: str | None) -> list[QueueListing]:
         """Queues of which messages were printed, and which were hidden then, as their topic was deleted or created
         again: their last messages may not be printed yet."""
-        known = self._archive.queues(topic, hidden=True)
-        return [queue for queue in known if queue.hidden and queue.key in self._walks]
+        listed = self._archive.queues(topic, hidden=True)
+        return [queue for queue in listed if queue.hidden and queue.key in self._walks]
 
     def print_queues(self, listings: list[QueueListing]) -> None:
         """Print the messages of each queue that were not printed before. Unreadable ones are skipped and noted for
@@ -256,8 +256,8 @@ class _Printer:
     def report_unreadable(self) -> int:
         """Log one line for each range of offsets that could not be read; the exit code."""
         sys.stdout.flush()
-        for found in self._unreadable:
-            logger.error("%s", found.text)
+        for unreadable in self._unreadable:
+            logger.error("%s", unreadable.text)
         return CorruptionError.exit_code if self._unreadable else 0
 
     def _next_batch(self, walk: Walk) -> MessageBatch | None:
@@ -269,18 +269,18 @@ class _Printer:
                 walk.offset = error.range.end
                 self._note(error.range)
 
-    def _note(self, found: UnreadableRange) -> None:
+    def _note(self, unreadable: UnreadableRange) -> None:
         """Note unreadable messages for the exit code and the last lines. A range that continues the one noted before,
         for the same reason, extends it."""
         last = self._unreadable[-1] if self._unreadable else None
         if (
             last is not None
-            and last == replace(found, begin=last.begin, end=last.end)
-            and last.end == found.begin
+            and last == replace(unreadable, begin=last.begin, end=last.end)
+            and last.end == unreadable.begin
         ):
-            self._unreadable[-1] = replace(last, end=found.end)
+            self._unreadable[-1] = replace(last, end=unreadable.end)
         else:
-            self._unreadable.append(found)
+            self._unreadable.append(unreadable)
 
     def _begin(self, queue: QueueKey) -> Walk:
         """Begin to print a queue: returns a walk over its messages, from where ``--from`` or ``--since`` says."""

@@ -82,15 +82,20 @@ def _written(store: Path, kind: str, written: Written) -> Iterator[str]:
         f"{_CONFIGURATION[StoreKind(kind)]}"
     )
     if written.skipped:
-        yield f"skipped {names_text(written.skipped)}: RocksDB has no BatchCQ"
+        yield f"skipped {names_text(written.skipped)}: RocksDB cannot have their consume queues of batches (BatchCQ)"
     if kind != StoreKind.ROCKSDB.value and has_tables_in_rocksdb(store):
-        yield "export topics, groups and offsets before the start: mqadmin rocksDBConfigToJson"
+        yield (
+            "before the broker starts, export its topics, groups and offsets from RocksDB: mqadmin rocksDBConfigToJson"
+        )
     if kind == StoreKind.BOTH.value:
         yield BOTH_ON_5_5
     if kind == StoreKind.ROCKSDB.value and has_compaction_logs(store):
         yield "5.5 brokers start with RocksDB and compaction topics only with enableCompaction=false"
     if written.unknown_ends:
-        yield f"queues without a message in the log start at offset 0: {written.unknown_ends}"
+        yield (
+            "queues without a message in the log start at offset 0, as their old ends cannot be read: "
+            f"{written.unknown_ends}"
+        )
     yield from (_damage(*damaged) for damaged in written.damaged)
 
 

@@ -197,7 +197,9 @@ def _print(
 def _print_counters(counts: RequestCounts | None) -> None:
     """Print the requests of the running `tiered run`; without one, that reads are missing from the figures."""
     if counts is None:
-        print_lines("no tiered run of this archive was reached: costs of reads and lists are not included")
+        print_lines(
+            "no tiered run of this archive answers on this host: costs of reads and lists are not included"
+        )
         return
     print_table(
         ["request", "since the start", "a day"],
@@ -255,5 +257,5 @@ def _print_alternatives(use: ArchiveUse, prices: Prices, settings: Settings) -> 
 
 
 def _amount(value: float) -> str:
-    """Two digits after the point, more for small amounts."""
+    """An amount of money as text: two digits after the point, for small amounts two significant ones."""
     return f"{value:,.2f}" if value >= 1 or value == 0 else f"{value:.2g}" if value >= 1e-4 else "< 0.0001"

@@ -95,6 +95,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 class _Command:
+    """Detaching one broker, or taking it back: the broker's store, a client of the broker, and the steps so far."""
+
     def __init__(self, settings: Settings, wait_s: float, *, as_json: bool) -> None:
         """Open the broker's store and a client of the broker. ``wait_s``: how long each step may wait for clients or
         the operator; ``as_json``: steps are not printed when they end."""
@@ -176,6 +178,8 @@ class _Command:
         self._say(DetachStep("stopped", "done"))
 
     def _archive(self, root: ObjectStore) -> None:
+        """Archive the rest of the stopped broker's log, in place of its `tiered run`, and mark the archive as
+        retired."""
         self._end_instance()
         instance = backfill_instance(str(store_path(self._settings, self._conf)))
         writer = Writer(instance, BACKFILL, self._awaited_release(root, instance), retires=True)

@@ -65,22 +65,22 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
             erase=erase,
             is_unlimited=options.yes,
         )
-        found = task.plan(archive.state)
-        share = found.plan.share
-        is_braked = task.is_too_much(found)
+        expiry = task.plan(archive.state)
+        share = expiry.plan.share
+        is_braked = task.is_too_much(expiry)
         if options.apply and not is_braked:
-            task.step(archive.state, found)
+            task.step(archive.state, expiry)
         if options.json:
-            print_json(_document(archive, found, options.apply))
+            print_json(_document(archive, expiry, options.apply))
         else:
-            print_lines(*_lines(archive, found, options.apply and not is_braked))
+            print_lines(*_lines(archive, expiry, options.apply and not is_braked))
         if is_braked:
             raise UsageError(
                 f"{share:.0%} of the archive expires, more than retention.max_share "
                 f"({settings.retention.max_share:.0%}); nothing was changed",
                 hint="check the rules with `tiered config check --topic TOPIC`, then add --yes",
             )
-        if options.apply and len(found.plan.floors) and not found.is_committed:
+        if options.apply and len(expiry.plan.floors) and not expiry.is_committed:
             print_lines(
                 f"{archive.title}: nothing expired, because another command changed the archive at the same time; "
                 "run it again"
@@ -89,11 +89,11 @@ def _pass(options: argparse.Namespace, loaded: LoadedSettings) -> int:
     return 0
 
 
-def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> dict[str, Any]:
+def _document(archive: LoadedArchive, expiry: ExpiryPass, is_applied: bool) -> dict[str, Any]:
     """The JSON of ``--json``: the new minimum offset of each queue, and what its expiry frees."""
-    plan = found.plan
+    plan = expiry.plan
     return {
-        "applied": is_applied and found.is_committed,
+        "applied": is_applied and expiry.is_committed,
         "version": archive.state.version,
         "queues": [
             {**_named(archive, int(row)), "minOffset": int(offset), "rows": int(rows)}
@@ -103,10 +103,10 @@ def _document(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> di
         "rows": plan.rows,
         "bytes": plan.byte_count,
         "share": plan.share,
-        "objects": len(found.objects),
-        "objectBytes": found.object_bytes,
-        "sharedBytes": found.shared_bytes,
-        "savedAMonth": Prices().storage(found.object_bytes),
+        "objects": len(expiry.objects),
+        "objectBytes": expiry.object_bytes,
+        "sharedBytes": expiry.shared_bytes,
+        "savedAMonth": Prices().storage(expiry.object_bytes),
     }
 
 
@@ -115,9 +115,9 @@ def _named(archive: LoadedArchive, row: int) -> dict[str, Any]:
     return {"topic": key.topic, "queueId": key.queue_id, "generation": key.generation}
 
 
-def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[str]:
+def _lines(archive: LoadedArchive, expiry: ExpiryPass, is_applied: bool) -> list[str]:
     """The lines that are printed without ``--json``: which offsets of each queue expire, and what that saves."""
-    plan = found.plan
+    plan = expiry.plan
     lines = []
     for floor in plan.floors:
         key = archive.state.key_of(int(floor["queue"]))
@@ -126,14 +126,14 @@ def _lines(archive: LoadedArchive, found: ExpiryPass, is_applied: bool) -> list[
         lines.append(f"{name}: offsets {before:,} to {int(floor['min_queue_offset']) - 1:,}")
     if not lines:
         return [f"{archive.title}: nothing expires"]
-    verb = "expired" if is_applied and found.is_committed else "dry run, add --apply to expire:"
-    money = Prices().storage(found.object_bytes)
+    verb = "expired" if is_applied and expiry.is_committed else "dry run, add --apply to expire:"
+    money = Prices().storage(expiry.object_bytes)
     lines.append(
         f"{archive.title}: {verb} {counted(plan.rows, 'message')}, {size_text(plan.byte_count)} before compression; "
-        f"`tiered gc` deletes {counted(len(found.objects), 'object')}, {size_text(found.object_bytes)} ({money:.2f} $ "
-        f"a month), after gc.grace_ms; {size_text(found.shared_bytes)} stay in objects with living messages"
+        f"`tiered gc` deletes {counted(len(expiry.objects), 'object')}, {size_text(expiry.object_bytes)} ({money:.2f} "
+        f"$ a month), after gc.grace_ms; {size_text(expiry.shared_bytes)} stay in objects with living messages"
     )
-    if is_applied and found.is_committed:
+    if is_applied and expiry.is_committed:
         lines.append(
             f"until they are deleted, `tiered cat --at-version {archive.state.version}` prints these messages"
         )

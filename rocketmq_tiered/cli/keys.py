@@ -31,10 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         action="append",
         default=[],
-        help="rewrap: ring keys to leave (default: all but the current one, and but those of topics)",
+        help="rewrap: wrap again what this ring key wraps; may be repeated (default: all ring keys but the current one "
+        "and those of topics)",
     )
     parser.add_argument(
-        "--to", metavar="ID", default="", help="rewrap: ring key to use (default: the current one)"
+        "--to",
+        metavar="ID",
+        default="",
+        help="rewrap: ring key that wraps from now on (default: the current one)",
     )
     add_json(parser)
 
@@ -46,11 +50,15 @@ def execute(options: argparse.Namespace) -> int:
         found = find_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
         keys = root.keys(archive_prefix(found.cluster, found.broker))
         if not keys.is_encrypted():
-            raise UsageError(f"{found.store.url} is not encrypted")
+            raise UsageError(
+                f"the archive {found.store.url} is not encrypted",
+                hint="only a new archive can be encrypted: set object_store.key_ring before it begins",
+            )
         if options.action == "rotate":
             keys.add(keys.ring.current)
         elif options.action == "rewrap":
             target = options.to or keys.ring.current
+            # By default the keys of topics keep their ring keys, which the rules of these topics name.
             general = {one.ring_key for one in keys.table().keys if not one.is_topics}
             keys.rewrap(set(options.sources) or general - {target}, target)
         document = [_described(keys, one) for one in keys.table(is_new=True).keys]

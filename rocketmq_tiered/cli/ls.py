@@ -217,7 +217,7 @@ def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int
     row = state.row_of(queue.key)
     if row is None or not queue.messages:
         return None
-    # None: the catalog has no page for this queue, all its runs are in memory.
+    # None: no page of the catalog has runs of this queue, so that all of them are in the state.
     window = index.window(state, queue.key, queue.min_offset)
     runs = (state.memory_chunk_of(row) if window is None else window[1]).runs
     first = runs[runs["end_queue_offset"] > queue.min_offset]

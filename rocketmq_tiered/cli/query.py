@@ -171,6 +171,7 @@ def _is_known(state: CatalogState, topic: str | None) -> bool:
 
 
 def _has(flag: int, state: CatalogState, topic: str | None) -> bool:
+    """Whether a queue of ``topic``, or with None any queue, has ``flag`` (QUEUE_HIDDEN, QUEUE_EXPIRED)."""
     return any(row["flags"] & flag for key, row in state.queues() if topic in (None, key.topic))
 
 

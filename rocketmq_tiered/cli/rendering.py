@@ -90,7 +90,7 @@ BODY_FORMS = ("text", "hex", "json")
 
 
 def is_charset(name: str) -> bool:
-    """Whether text can be decoded with it."""
+    """Whether ``name`` is a character set from which text can be decoded here."""
     try:
         return isinstance(b"a".decode(name), str)
     except (LookupError, UnicodeError, ValueError):

@@ -71,7 +71,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _pinned(settings: Settings, archive: Archive) -> Callable[[], list[LogFile]]:
-    """Files that the broker deleted, and a stopped `tiered run` kept."""
+    """A function that lists the commitlog files that the broker has deleted, but that a stopped `tiered run` has kept
+    (pinned)."""
     state_dir = settings.process.state_dir or default_state_dir(os.environ, archive.cluster, archive.broker)
     places, former = pin_directories(settings, read_conf(settings), Path(state_dir))
     return PinKeeper((*places, *former)).files

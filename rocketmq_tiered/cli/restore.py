@@ -143,6 +143,7 @@ def _state(archive: LoadedArchive, target: Path, at_version: int | None) -> Cata
 
 
 def _queue_kind(chosen: str | None, conf: BrokerConf | None) -> StoreKind | None:
+    """The kind of consume queues to write: as ``--consume-queue`` says, else as broker.conf does; None: none."""
     if chosen is not None:
         return QUEUES[chosen]
     return StoreKind.FILE if conf is None else conf.queue_kind
@@ -201,7 +202,8 @@ def _write_index(log: RestoredLog, slots: int, items: int) -> None:
 
 
 class _Summary:
-    """What a restore says at its end."""
+    """What a restore says at its end. ``is_newest``: the restored state is where the archive ends, so that the broker
+    can continue it."""
 
     def __init__(
         self, archive: LoadedArchive, request: RestoreRequest, report: RestoreReport, *, is_newest: bool
@@ -246,10 +248,14 @@ class _Summary:
         yield from (f"not restored: {what}" for what in self._missing())
         for one in report.configuration.clamped[:CLAMPED_SHOWN]:
             yield (
-                f"offset clamped: {one.group} on {one.topic} queue {one.queue_id} from {one.offset} to {one.end_offset}"
+                f"offset lowered to the queue's end: group {one.group} on {one.topic} queue {one.queue_id} from "
+                f"{one.offset} to {one.end_offset}"
             )
         if len(report.configuration.clamped) > CLAMPED_SHOWN:
-            yield f"offset clamped: {len(report.configuration.clamped) - CLAMPED_SHOWN} more, listed with --json"
+            yield (
+                f"offset lowered to the queue's end: {len(report.configuration.clamped) - CLAMPED_SHOWN} more, listed "
+                "with --json"
+            )
         yield "broker.conf needs:"
         yield from (f"  {name}={value}" for name, value in self._conf().items())
         if self._request.queues is StoreKind.BOTH:
@@ -257,7 +263,7 @@ class _Summary:
         if not report.continues_archive:
             yield "the compact log ends above the archive's end: give this store an archive.url of its own"
         elif self._is_newest:
-            yield f"the archive continues: tiered run beside this broker continues it at {layout.end_phys}"
+            yield f"tiered run beside this broker continues the archive, at physical offset {layout.end_phys}"
         else:
             yield "the archive has newer versions: give this store an archive.url of its own"
 
@@ -277,7 +283,7 @@ class _Summary:
             topics = ", ".join(report.selection.absent_topics)
             in_rocksdb = self._request.queues is StoreKind.ROCKSDB
             why = (
-                "BatchCQ is not in RocksDB"
+                "RocksDB cannot have their consume queues of batches (BatchCQ)"
                 if in_rocksdb
                 else "their names cannot be names of directories: use --consume-queue rocksdb"
             )

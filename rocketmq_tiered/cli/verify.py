@@ -70,10 +70,10 @@ def _share(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    found = byte_count(text)
-    if found is None:
+    size = byte_count(text)
+    if size is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 20MiB")
-    return found
+    return size
 
 
 def _progress_in(path: Path | None, url: str) -> VerifyProgress:
@@ -86,7 +86,9 @@ def _progress_in(path: Path | None, url: str) -> VerifyProgress:
     try:
         document = path.read_bytes() if path.exists() else None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the progress file {path}: {error.strerror}", hint="name another file with --resume"
+        ) from error
     try:
         return VerifyProgress(url, document, writer_of(path))
     except UsageError as error:
