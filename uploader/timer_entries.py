@@ -64,7 +64,7 @@ def timer_entries(rows: TimerRows, arena: NDArray[np.uint8], settings: TimerSett
     # A timer without a key cannot be cancelled by key: its place in the log, which no other has, stands for it.
     key_hash = np.where(key_hash == 0, rows.phys, key_hash)
     is_refused, parts = refusal != 0, []
-    # Refused ones are listed for some time.
+    # Refused ones are listed for some time. ``cancels``: 1 by key, 2 by place, which is queue id and offset.
     until_ms = np.full_like(refusal, now_ms + settings.listed_ms)
     for is_chosen, kind, ms, hashes in (
         (~is_refused & (deliver_ms > 0), EntryKind.TIMER, deliver_ms, key_hash),

@@ -104,7 +104,9 @@ def _loaded(store: ObjectStore, version: int, known: CatalogState) -> CatalogSta
     try:
         return replace(replay(store, state, version), unread_root=commit.root)
     except CorruptionError as error:
-        raise CorruptionError(f"{root_error.message}; recovery without it failed: {error.message}") from error
+        raise CorruptionError(
+            f"{root_error.message}; to read commits from an earlier root page on failed too: {error.message}"
+        ) from error
 
 
 def standing(store: ObjectStore) -> tuple[Standing, TieredError | None]:

@@ -161,7 +161,9 @@ def _decode_trailer(data: bytes, source: str) -> _Trailer:
         raise CorruptionError(f"{source} is damaged: its seal fails its CRC32C")
     require_major(major, minor, f"{source}: seal")
     if chunk_bytes != CHUNK_BYTES:
-        raise CorruptionError(f"{source}: its seal is of chunks of {chunk_bytes} bytes")
+        raise CorruptionError(
+            f"{source} is sealed in chunks of {chunk_bytes} bytes, but this program reads chunks of {CHUNK_BYTES}"
+        )
     return _Trailer(key_id.hex(), salt, plain_bytes)
 
 

@@ -124,7 +124,9 @@ class _Pages:
         low, high = self.first_item, self.end_item
         pages = PAGES_AT_ONCE
         while low < high:
-            middle = low if pages == PAGES_AT_ONCE else (low + high) // 2
+            middle = (
+                low if pages == PAGES_AT_ONCE else (low + high) // 2
+            )  # the first step is at the slot's begin
             if not self._begin <= middle < self._begin + len(self._items):
                 await self._load(middle // PAGE_ITEMS, pages)
             pages = 1

@@ -27,7 +27,8 @@ def file_places(read: Read, shape: Shape, covered: Covered) -> Iterator[Places]:
     for page in range(len(covered.pages)):
         offset, length = covered.page_range(shape, page)
         yield decode_places(
-            read(shape.key, offset, length), f"{shape.key} places [{offset}, {offset + length})"
+            read(shape.key, offset, length),
+            f"the places in bytes {offset} to {offset + length - 1} of the index file {shape.key}",
         )
 
 
