@@ -250,8 +250,8 @@ def _print_archives(archives: Sequence[LoadedArchive], options: argparse.Namespa
     rows = []
     for archive in archives:
         queues = list_queues(archive.state, hidden=options.hidden)
-        messages, newest_ms = sum(queue.messages for queue in queues), archive.state.created_ms
-        rows.append((archive.cluster, archive.broker, len(queues), messages, newest_ms))
+        messages, committed_ms = sum(queue.messages for queue in queues), archive.state.created_ms
+        rows.append((archive.cluster, archive.broker, len(queues), messages, committed_ms))
     if options.json:
         names = ("cluster", "broker", "queueCount", "messages", "committedMs")
         print_json({"archives": [dict(zip(names, row, strict=True)) for row in rows]})

@@ -20,5 +20,7 @@ def private_key(store: ObjectStore) -> bytes:
             store.put_if_absent(PRIVATE_KEY, [secrets.token_bytes(KEY_BYTES)])
         found = store.get(PRIVATE_KEY, KEY_BYTES)
     if len(found) != KEY_BYTES:
-        raise CorruptionError(f"{store.url}/{PRIVATE_KEY} has {len(found)} bytes, not {KEY_BYTES}")
+        raise CorruptionError(
+            f"{store.url}/{PRIVATE_KEY} is damaged: it has {len(found)} bytes instead of {KEY_BYTES}"
+        )
     return found

@@ -116,9 +116,11 @@ def check_header(data: bytes | memoryview, version: tuple[int, int], *, source: 
 
 
 def check_tail_length(key: str, size_bytes: int, tail_bytes: int) -> None:
-    """Raise CorruptionError for lengths no segment has."""
+    """Raise CorruptionError if no segment can have ``size_bytes``, of which ``tail_bytes`` are its tail."""
     if not TRAILER_BYTES <= tail_bytes <= min(size_bytes, TAIL_BYTES_MAX):
-        raise CorruptionError(f"{key}: a tail of {tail_bytes} of {size_bytes} bytes is impossible")
+        raise CorruptionError(
+            f"{key} cannot have a tail (the end that describes its messages) of {tail_bytes} of its {size_bytes} bytes"
+        )
     require_stored_bytes(tail_bytes, key)
 
 
