@@ -106,7 +106,8 @@ class Salvage:
         ]
 
     def add(self, run: int, rows: Table) -> None:
-        """Add rows that were found of the run number ``run``; those whose offsets have a row already are dropped."""
+        """Add rows that were found of the run number ``run``; a row that ends at the same offset as an earlier one is
+        dropped."""
         every = np.concatenate([self.rows[run], rows])
         _, first = np.unique(every["end"], return_index=True)
         every = every[first]

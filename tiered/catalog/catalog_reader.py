@@ -269,8 +269,8 @@ def _root_before(store: ObjectStore, root: RootRef, root_error: TieredError) -> 
     newest_allowed = root.version if began_history else root.version - 1
     if before.version > newest_allowed:
         raise CorruptionError(
-            f"{root_error.message}; recovery without it failed: catalog version {root.version} names the root page of "
-            f"version {before.version} as an earlier one"
+            f"{root_error.message}; to read commits from an earlier root page on failed too: catalog version "
+            f"{root.version} names the root page of version {before.version} as an earlier one"
         )
     return before
 
@@ -281,7 +281,11 @@ def _commit_of(store: ObjectStore, root: RootRef, root_error: TieredError | None
     try:
         return read_commit(store, root.version)
     except (NotFoundError, CorruptionError) as error:
-        before = f"{root_error.message}; recovery without it failed: " if root_error else ""
+        before = (
+            f"{root_error.message}; to read commits from an earlier root page on failed too: "
+            if root_error
+            else ""
+        )
         raise CorruptionError(
             f"{before}the chain of commits to catalog version {root.version} is broken: {error.message}"
         ) from error
