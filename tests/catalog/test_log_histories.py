@@ -226,11 +226,15 @@ def test_only_the_owner_starts_a_history(memory: MemoryStore) -> None:
         made.append_history(common_version=0, phys=0)
 
 
-def test_expired_runs_above_the_common_version_do_not_come_back(memory: MemoryStore) -> None:
-    """They stand in a page without living runs, and the floor comes down to the end of the common version."""
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_expired_runs_do_not_come_back(memory: MemoryStore, is_repeated: bool) -> None:
+    """They stand in a page without living runs, and the floor comes down to the end of the common version. Also in a
+    queue in which the broker has used offsets twice."""
     made = writer(memory)
     made.claim()
     grow(made, 10, A)
+    if is_repeated:
+        made.end_queues({A: int(made.state.queue(A)["end_queue_offset"])}, 0)  # type: ignore[index]
     common = made.state
     grow(made, 30, A)
     assert made.state.pages

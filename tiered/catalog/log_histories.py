@@ -272,11 +272,14 @@ class _Walk:
         """The runs that stay, of those that are in no page yet."""
         return self._kept(unsorted_memory(self._state))
 
-    def end_emptied(self) -> None:
-        """Queues that end at an earlier offset and of which nothing stays continue at that offset."""
-        ends = self.ends["end_queue_offset"]
-        for key, offset in self._ends.items():
-            ends[self._repeated[key]] = ends[self._repeated[key]] or max(offset, 0)
+    def end_emptied(self, common: CatalogState) -> None:
+        """Queues that end at an earlier offset and of which nothing stays continue at that offset. Other ones in which
+        the broker used offsets twice end behind what the state ``common`` has of them and has expired since."""
+        ends, minimums = self.ends["end_queue_offset"], self._state.table["min_queue_offset"]
+        for key, row in self._repeated.items():
+            before = common.queue(key)
+            expired = 0 if before is None else min(int(before["end_queue_offset"]), int(minimums[row]))
+            ends[row] = ends[row] or max(self._ends.get(key, expired), 0)
 
     def _page(self, ref: PageRef) -> list[PageRef]:
         """The entries of the pages that hold what stays of the page ``ref``: its own one, if all stays, or those of new
@@ -291,9 +294,8 @@ class _Walk:
             return [ref]
         if not len(kept.runs):
             return []
-        versions = (ref.from_version, ref.to_version)
         new_pages = cut(Page(page.queues, kept), self._pages.runs_max)
-        return write_pages(new_pages, ref.level, versions, self._pages.put)
+        return write_pages(new_pages, ref.level, (ref.from_version, ref.to_version), self._pages.put)
 
     def _limits(self, page: Page) -> tuple[Ints, Bounds]:
         """Up to where each run of ``page`` stays, and what these numbers are: queue offsets if only some queues end
@@ -364,8 +366,7 @@ def ends_below(state: CatalogState, phys: int, pages: HistoryPages) -> dict[Queu
 
 def _run_minimums(state: CatalogState, page: Page) -> NDArray[np.int64]:
     """The minimum offset of the queue of each run."""
-    minimums = Floors.of(state, page.queues).minimum
-    of_runs: NDArray[np.int64] = minimums[page.chunk.runs["queue"]]
+    of_runs: NDArray[np.int64] = Floors.of(state, page.queues).minimum[page.chunk.runs["queue"]]
     return of_runs
 
 
@@ -382,7 +383,7 @@ def _walked_back(base: CatalogState, state: CatalogState, start: Divergence, wal
     common, above = start.common, start.above
     assert common is not None
     pages, memory = walk.pages(), walk.memory()
-    walk.end_emptied()
+    walk.end_emptied(common)
     if above is not None:
         walk.note_expired(above)
     kept_rows = [
