@@ -86,6 +86,8 @@ class Broker(Actor):
         elif chance < 0.90:
             broker.lists_all = not broker.lists_all
             broker.write_topics()
+            (broker.store.path / "config" / "consumerOffset.json").write_bytes(bytes(40))  # a torn table
+            broker.lose_queues()
         elif chance < 0.915:
             broker.recreate()
             world.counts["topics recreated"] += 1

@@ -24,7 +24,7 @@ PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS = (
     "TIERED_TIMERS",
 )
 LIGHT = "%LMQ%light"
-REPEATING = (PLAIN, EXPIRING, RETRY, KEYED)
+REPEATING = (PLAIN, EXPIRING, KEYED)
 """Topics whose offsets the broker may use again."""
 TOPICS = (PLAIN, EXPIRING, RETRY, BATCHES, RECREATED, KEYED, TIMERS)
 QUEUES = 2
@@ -123,6 +123,21 @@ class BrokerModel:
         """A message that cancels a timer, if there is one."""
         self._send_one(now_ms, TIMERS, cancels=1.0)
 
+    def lose_queues(self) -> None:
+        """A topic's files of consume queues are gone; the topic is not."""
+        folder = self.store.path / "consumequeue" / RETRY
+        if folder.exists() and not self._away.exists():
+            folder.rename(self._away)
+
+    def find_queues(self) -> None:
+        """They are back."""
+        if self._away.exists():
+            self._away.rename(self.store.path / "consumequeue" / RETRY)
+
+    @property
+    def _away(self) -> Path:
+        return self.store.path / "away"
+
     def use_offset_again(self, now_ms: int, since_ms: int) -> bool:
         """A queue loses its newest unit, of a record stored after ``since_ms``: the next message has its offset, and
         no queue has the record any more. Returns whether there was one, above the begin of the queue."""
@@ -148,6 +163,8 @@ class BrokerModel:
     ) -> None:
         source, disk = self._random, self.disk
         queue = topic, source.randrange(QUEUES) if queue_id is None else queue_id
+        if topic == RETRY:
+            self.find_queues()
         body = source.randbytes(source.choice((0, 20, 300, 3_000)))
         is_keyed = queue[0] == KEYED or source.random() < 0.4
         count = source.randint(1, 4) if queue[0] == BATCHES else 1
@@ -167,7 +184,7 @@ class BrokerModel:
             body,
             tags=source.choice(("", "A", "B")),
             keys=f"k{source.randrange(9)}" if is_keyed else "",
-            later_ms=now_ms - self._begin_ms,
+            later_ms=now_ms - self._begin_ms + self._hours_off(topic) * 3_600_000,
             more=more,
             offset=offset,
             with_unit=count == 1 and queue[0] != BATCHES,
@@ -185,6 +202,11 @@ class BrokerModel:
             disk.ends[place] = end
             self.ever.setdefault((*place, at), {})[record] = now_ms
         disk.log.append(stored)
+
+    def _hours_off(self, topic: str) -> int:
+        """By which the broker's clock is off, sometimes."""
+        hours = self._random.choice((-3, 3, 24)) if self._random.random() < 0.02 else 0
+        return {PLAIN: hours, KEYED: hours, EXPIRING: max(hours, 0)}.get(topic, 0)
 
     def _send_unseen(self, now_ms: int) -> None:
         """What no queue of the archive has: half of a transaction, or a message that waits for its delay."""
@@ -250,6 +272,7 @@ class BrokerModel:
         """It was killed: a record may be torn, and its last ``cuts`` records, stored after ``since_ms``, were on a disk
         that lost power."""
         self.starts += 1
+        self.find_queues()
         disk = self.disk
         if tears:
             path = self.store.log_file(disk.phys)

@@ -12,13 +12,16 @@ import rocketmq_tiered.maintenance.compaction_round as rounds
 import uploader.cycle_builder
 import uploader.queue_ttl_classes
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
+from rocketmq_tiered.maintenance.expire_plan import ExpiryPlanner
 from rocketmq_tiered.maintenance.repair import repair
 from rocketmq_tiered.maintenance.restore.records import LogOrder
+from rocketmq_tiered.message_table.batches import message_batches
 from rocketmq_tiered.sending import timer_delivery
 from rocketmq_tiered.sending.timer_broker import WHEEL_TOPIC, RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import TimerDelivery
 from rocketmq_tiered.server.groups.group_state import GroupLog
 from rocketmq_tiered.server.mount.membership import Membership
+from rocketmq_tiered.server.mount.node_lease import NodeLog
 from tests.world import actors
 from tests.world.broker_model import BATCHES
 from tests.world.timer_defects import (
@@ -32,6 +35,7 @@ from tests.world.timer_defects import (
 from tiered.archive import salvage
 from tiered.broker_store import pins
 from tiered.catalog import apply, log_histories
+from tiered.catalog.broker_facts import TABLE_NAMES
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft
 from tiered.catalog.commit_attempt import CommitAttempt
@@ -41,14 +45,15 @@ from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import Bounds
 from tiered.catalog.requirements import Requirements
 from tiered.catalog.run_cuts import RunCuts
-from tiered.errors import UnavailableError
+from tiered.errors import CorruptionError, UnavailableError
 from tiered.formats import part_rows
 from tiered.model.tables import QUEUE_HIDDEN
-from uploader import index_builder
+from uploader import index_builder, metadata_commits
 from uploader.archive_owner import ArchiveOwner
 from uploader.cycle import Attempt
 from uploader.cycle_plan import CyclePlanner
 from uploader.metadata_commits import DeletedTopics
+from uploader.repeated_offsets import RepeatedOffsets
 
 Change = Callable[[Any], Any]
 """Makes a wrong one of what is right."""
@@ -193,7 +198,43 @@ def absent_is_deleted(right: Any) -> Any:
     return check
 
 
+def the_last_by_time(right: Any) -> Any:
+    def entries_of(data: Any, starts: Any, *rest: Any) -> Any:
+        found = right(data, starts, *rest)
+        stored_ms = [int.from_bytes(data[at + 56 : at + 64].tobytes(), "big") for at in starts.tolist()]
+        order = np.argsort(stored_ms, kind="stable")[::-1]
+        return found[np.sort(order[np.unique(found["low"][order], return_index=True)[1]])]
+
+    return entries_of
+
+
+def trusted_without_a_reply(right: Any) -> Any:
+    def renew(self: NodeLog, *values: Any) -> None:
+        with suppress(UnavailableError):
+            right(self, *values)
+
+    return renew
+
+
+def without_damaged(state: Any) -> Any:
+    if state.damaged:
+        raise CorruptionError("a table of the broker is damaged")
+    return {name: getattr(state, name) for name in TABLE_NAMES}
+
+
 DEFECTS: dict[str, Defect] = {
+    "an offset that is used again begins a generation": Defect(
+        RepeatedOffsets, "continued", always(lambda self, repeated: [])
+    ),
+    "a queue without files is deleted": Defect(
+        metadata_commits,
+        "without_units",
+        lambda right: lambda archived, shown, _: right(archived, shown, {"-"}),
+    ),
+    "a damaged table takes others down": Defect(metadata_commits, "broker_tables", always(without_damaged)),
+    "store times alone decide what expires": Defect(
+        ExpiryPlanner, "_newest_ms", always(lambda self, runs: runs["max_store_timestamp"])
+    ),
     "progress is committed before the send": Defect(TimerDelivery, "_hand_over", progress_before_the_send),
     "a cancellation after the plan is not seen": Defect(
         TimerDelivery,
@@ -278,6 +319,8 @@ DEFECTS: dict[str, Defect] = {
     "a batch counts as one": Defect(CyclePlanner, "_admitted_rows", counted_as_one),
     "a commit is acknowledged before it is durable": Defect(GroupLog, "write", acknowledged_anyway),
     "a lock is kept after the lease": Defect(Membership, "holds", always(lambda self: True)),
+    "a lease is trusted before it is durable": Defect(NodeLog, "renew", trusted_without_a_reply),
+    "the latest view is by time": Defect(message_batches, "entries_of", the_last_by_time),
     "sources are deleted at once": Defect(rounds, "run_round", sources_deleted),
     "sources are left over": Defect(
         rounds,

@@ -12,15 +12,28 @@ from fetcher.queries.by_key import KeyQuery, find_by_key
 from fetcher.queries.source import QuerySource
 from fetcher.rows.catalog_view import CatalogView
 from fetcher.rows.pull import PullRequest
-from rocketmq_tiered.message_table.options.predicate import stored_between
+from rocketmq_tiered.message_table.batches.message_batches import view_chunks
+from rocketmq_tiered.message_table.options.predicate import Predicate, stored_between
+from rocketmq_tiered.message_table.options.source_options import View
 from rocketmq_tiered.message_table.plan.archive_plan import ArchivePlanner
-from rocketmq_tiered.message_table.plan.partitions import OffsetRange
+from rocketmq_tiered.message_table.plan.partitions import OffsetRange, Slices, by_queue
 from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive_chunks
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace
 from tests.archive.queue_reader import QueueReader
 from tests.fetcher.queries.counted import PlainBlocks
 from tests.fetcher.reading_fakes import NO_PREFETCH, PlainSource
-from tests.world.broker_model import BATCHES, EXPIRING, KEYED, LIGHT, PLAIN, RETRY, BrokerModel, Queue, Stored
+from tests.world.broker_model import (
+    BATCHES,
+    EXPIRING,
+    KEYED,
+    LIGHT,
+    PLAIN,
+    RETRY,
+    TOPICS,
+    BrokerModel,
+    Queue,
+    Stored,
+)
 from tiered.catalog.catalog_reader import head_version, load, read_commit
 from tiered.catalog.hidden_history import history_state, list_histories
 from tiered.catalog.pages import RunIndex, living_runs
@@ -28,6 +41,7 @@ from tiered.catalog.state import CatalogState
 from tiered.clock import Clock
 from tiered.errors import CorruptionError, NotFoundError
 from tiered.formats.record import decode_record
+from tiered.formats.state_object import decode_state
 from tiered.model.queue import QueueKey
 from tiered.object_store.interface import ObjectStore
 
@@ -160,6 +174,8 @@ class Invariants:
             seen[record] = max(seen.get(record, 0), kept.since_ms)
         self._pulled(kept.state, key, found, source)
         self.a_predicate_excludes_nothing(kept.state, key, found, source)
+        if key.topic == KEYED:
+            self.a_view_shows_the_latest_by_offset(kept.state, key, found)
         return len(found)
 
     def _pulled(
@@ -192,15 +208,7 @@ class Invariants:
             return
         times = sorted({stored_ms(record) for record in rows.values()})
         first, last = sorted((source.choice(times), source.choice(times)))
-        predicate = stored_between(first, last + 1)
-        row = state.queue(key)
-        assert row is not None
-        offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
-        names = (state.cluster, state.broker)
-        parts = ArchivePlanner(self._archive, names).slices(
-            state, [{key: offsets}], predicate, is_header_only=False
-        )
-        scan = ArchiveScan(self._archive, predicate, True, 1 << 20, self._refuse)
+        scan, parts = self._scan(state, key, stored_between(first, last + 1))
         found = {
             offset: chunk.data[start : start + size].tobytes()
             for part in parts
@@ -211,6 +219,30 @@ class Invariants:
         }
         wanted = {at: record for at, record in rows.items() if first <= stored_ms(record) <= last}
         assert found == wanted, f"{key}: a scan gets {sorted(found.keys() ^ wanted.keys())[:5]} otherwise"
+
+    def a_view_shows_the_latest_by_offset(
+        self, state: CatalogState, key: QueueKey, rows: Mapping[int, bytes]
+    ) -> None:
+        """Of each key the last message, unless it deletes the key; whatever the clock was."""
+        scan, parts = self._scan(state, key, Predicate())
+        chunks = (
+            chunk for part in by_queue(parts) for chunk in view_chunks(scan, part, View.LATEST, lambda it: it)
+        )
+        found = {offset for chunk in chunks for offset in chunk.queue_offset.tolist()}
+        latest = {key_of(record): at for at, record in sorted(rows.items())}
+        wanted = {at for at in latest.values() if body_of(rows[at])}
+        assert found == wanted, f"{key}: the view of the latest has {sorted(found ^ wanted)[:5]} otherwise"
+
+    def _scan(
+        self, state: CatalogState, key: QueueKey, predicate: Predicate
+    ) -> tuple[ArchiveScan, Sequence[Slices]]:
+        """Of all messages of a queue, and its parts."""
+        row = state.queue(key)
+        assert row is not None
+        offsets = OffsetRange(int(row["min_queue_offset"]), int(row["end_queue_offset"]))
+        planner = ArchivePlanner(self._archive, (state.cluster, state.broker))
+        parts = planner.slices(state, [{key: offsets}], predicate, is_header_only=False)
+        return ArchiveScan(self._archive, predicate, True, 1 << 20, self._refuse), parts
 
     @staticmethod
     def _refuse(place: CorruptPlace) -> None:
@@ -247,6 +279,7 @@ class Invariants:
                     if listing.messages
                     for old in (history_state(self._archive, state, listing.number),)
                     for key in old.visible_queues()
+                    if key.topic != LIGHT  # its messages may be visible
                     for record in self._lenient(old, key)
                 }
             assert young <= (listed or set()), f"{queue}: {len(young)} messages are hidden and not listed"
@@ -327,6 +360,11 @@ class Invariants:
                         f"{key} offset {offset} is hidden before its time, or lost"
                     )
                 assert offset in found or offset < int(row["end_queue_offset"]), f"{key} ends below {offset}"
+
+    def tables_are_archived(self) -> None:
+        """The newest copy of the topic table is the broker's, whatever other tables are like."""
+        key = load(self._archive).state_objects["topics"]
+        assert {*decode_state(self._archive.get(key), "topics", source=key)} == {*TOPICS}
 
     def the_latest_of_each_key_counts(
         self, queue: QueueKey, records: Mapping[int, Stored], found: Mapping[int, bytes]

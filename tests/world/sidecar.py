@@ -199,7 +199,7 @@ class Sidecar(Actor):
                 break
         else:
             raise AssertionError(f"{self.name} does not reach {end_phys}")
-        self._tables()
+        offloader._finish_backfill()
         offloader._index_builder.run_to_end(threading.Event())
         for _ in range(100):
             self._deliver()

@@ -345,6 +345,9 @@ class World:
         self.broker.recover()
         self.broker.send(self.now_ms)
         self.broker.send_where_repeated(self.now_ms)
+        self.broker.lists_all = True
+        self.broker.write_topics()
+        self.broker.lose_queues()
         self.broker.watch()
         if self._nodes is not None:
             self._nodes.settle()
@@ -367,6 +370,7 @@ class World:
         self.broker.disk_was_not_written_to()
         self.invariants.check(self.now_ms)
         self.invariants.everything_is_archived(self.now_ms)
+        self.invariants.tables_are_archived()
         self.deliveries.each_timer_comes()
         report = verify_archive(self.archive, depth="full")
         assert report.anomalies == [], report.anomalies[:3]
