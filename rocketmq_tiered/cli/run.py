@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import generate_latest
 
 from rocketmq_tiered.cli.arguments import (
     add_places,
@@ -37,13 +37,14 @@ from rocketmq_tiered.process.known_figures import KnownFigures
 from rocketmq_tiered.process.lifecycle import EXIT_NOT_DRAINED, UploaderService
 from rocketmq_tiered.process.logs import log_service
 from rocketmq_tiered.process.metrics import (
-    DecodingCollector,
-    ObjectStoreCollector,
-    StatusCollector,
+    decoding_families,
+    registry_of,
+    status_families,
+    store_families,
 )
 from rocketmq_tiered.process.report import StatusReport, encode_report
 from rocketmq_tiered.process.serving import ServingThread, needs_account, open_handlers, services_of
-from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.process.serving_metrics import serving_families
 from rocketmq_tiered.process.uploader_job import ProcessPins, StandbyWatch, UploaderJob, Writer
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
@@ -295,16 +296,14 @@ class _Source:
         thread: ServingThread | None,
     ) -> None:
         """``services``: proxy and slave mode, as far as they are on; ``thread``: where they run, None if both are off.
-        Registers the metrics of the process, the uploader, the object store and the services."""
+        The metrics are those of the process, the uploader, the object store and the services."""
         self._service, self._services, self._thread = service, services, thread
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        self._registry.register(StatusCollector(service.report))
-        self._registry.register(ObjectStoreCollector(metrics))
-        self._registry.register(DecodingCollector())
-        for served in services:
-            self._registry.register(ServingCollector(served))
+        self._registry = registry_of(
+            lambda: status_families(service.report()),
+            partial(store_families, metrics),
+            decoding_families,
+            *(partial(serving_families, served) for served in services),
+        )
 
     def health(self) -> tuple[bool, str]:
         """Whether the process works, and why not."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from fetcher.access import ArchiveAccess
 from rocketmq_tiered.process.event_loop_admin import EventLoopSource
 from rocketmq_tiered.process.findings import Finding, of_unreadable, unreadable_messages
-from rocketmq_tiered.process.metrics import PREFIX, UNREADABLE_MEANING, DecodingCollector, ScrapeCollector
+from rocketmq_tiered.process.metrics import PREFIX, UNREADABLE_MEANING, decoding_families
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveService
 from tiered.archive.unreadable import UnreadableRange
 from tiered.clock import MACHINE_CLOCK, Clock
@@ -28,7 +28,7 @@ class ArchiveAdminSource(EventLoopSource):
     ) -> None:
         """``service``: the server that reads messages by ``access``; ``problem`` says why the archive's catalog cannot
         be read, and is empty if it can."""
-        super().__init__(clock, DecodingCollector(), _ArchiveCollector(access, service, problem))
+        super().__init__(clock, decoding_families, self.families)
         self._access, self._service, self._problem = access, service, problem
         self.address = ""
         """The address that clients connect to, once it serves."""
@@ -74,12 +74,7 @@ class ArchiveAdminSource(EventLoopSource):
         }
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
-
-class _ArchiveCollector(ScrapeCollector):
-    def __init__(self, access: ArchiveAccess, service: ArchiveService, problem: Callable[[], str]) -> None:
-        self._access, self._service, self._problem = access, service, problem
-
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
         """The metrics of `tiered serve` at this moment, one family for each name."""
         status = self._service.status()
         gauges = {
@@ -91,7 +86,7 @@ class _ArchiveCollector(ScrapeCollector):
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_serve_{name}", meaning, value=value)
-        count = unreadable_messages(self._access.fetcher.unreadable.ranges())
+        count = unreadable_messages(self.unreadable)
         yield GaugeMetricFamily(f"{PREFIX}_unreadable_messages", UNREADABLE_MEANING, value=count)
         yield CounterMetricFamily(
             f"{PREFIX}_serve_refused_proxy_headers",

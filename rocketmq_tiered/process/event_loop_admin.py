@@ -5,12 +5,14 @@ Owns health.
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 
 from rocketmq_tiered.process.findings import Finding
-from rocketmq_tiered.process.metrics import ScrapeCollector
+from rocketmq_tiered.process.metrics import registry_of
 from tiered.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -23,16 +25,12 @@ STALLED_S: Final = 10.0
 class EventLoopSource:
     """The admin pages of an event loop. ``beat`` runs on the event loop, the pages in the admin server's threads."""
 
-    def __init__(self, clock: Clock, *collectors: ScrapeCollector) -> None:
-        """``collectors``: metrics of the server, which are shown beside those of the process (memory, CPU)."""
+    def __init__(self, clock: Clock, *families: Callable[[], Iterable[Metric]]) -> None:
+        """``families`` make the metrics of the server, which are shown beside those of the process (memory, CPU)."""
         self._clock = clock
         self._beaten_s = clock.monotonic_s()
         self._logged: set[str] = set()
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        for collector in collectors:
-            self._registry.register(collector)
+        self._registry = registry_of(*families)
 
     def findings(self) -> list[Finding]:
         """What an operator should look at."""

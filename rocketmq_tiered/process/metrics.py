@@ -7,6 +7,7 @@ RocketMQ's tiered store, whose latency is declared in seconds but recorded in mi
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,32 +35,37 @@ _MEDIUM = {"storage_type": "tiered", "storage_medium": "blob"}
 _QUEUE_LABELS = [*_MEDIUM, "topic", "queue_id", "file_type"]
 
 
-class ScrapeCollector(Collector):
-    """Makes its families at each scrape."""
+class _Families(Collector):
+    """Makes metrics by a function at each scrape."""
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names and labels are not known before a scrape."""
-        return []
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
 
 
-class StatusCollector(ScrapeCollector):
-    """Metrics of the current report."""
+def registry_of(*families: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
+    """What a process exports: its memory and CPU, and the metrics that each of ``families`` makes at a scrape."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    for make in families:
+        registry.register(_Families(make))
+    return registry
 
-    def __init__(self, report: Callable[[], StatusReport]) -> None:
-        self._report = report
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of the current status report, one family for each name. Before the archive is known they are only
-        whether the process works, and its state."""
-        report = self._report()
-        word = word_of(report.state)
-        meaning = "1 while an uploader archives, or stands by."
-        yield _labelled(GaugeMetricFamily, "up", meaning, word in {state.value for state in UP})
-        yield _state_family(word)
-        if report.cluster:
-            yield from _queue_families(report)
-            yield from _figure_families(report)
-            yield attention_family(of_report(report))
+def status_families(report: StatusReport) -> Iterator[Metric]:
+    """The metrics of a status report, one family for each name. Before the archive is known they are only whether the
+    process works, and its state."""
+    word = word_of(report.state)
+    meaning = "1 while an uploader archives, or stands by."
+    yield _labelled(GaugeMetricFamily, "up", meaning, word in {state.value for state in UP})
+    yield _state_family(word)
+    if report.cluster:
+        yield from _queue_families(report)
+        yield from _figure_families(report)
+        yield attention_family(of_report(report))
 
 
 def _state_family(word: str) -> Metric:
@@ -361,52 +367,43 @@ def _labelled(
     return family
 
 
-class ObjectStoreCollector(ScrapeCollector):
-    """Metrics of object store requests. Bytes are histograms as in RocketMQ, with sum and count only."""
-
-    def __init__(self, metrics: StoreMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of all requests to the object store since the start: latency, failures, bytes written and
-        read."""
-        snapshot = self._metrics.snapshot()
-        latency = HistogramMetricFamily(
-            f"{PREFIX}_provider_rpc_latency",
-            "Latency of a request in milliseconds.",
-            labels=[*_MEDIUM, "operation", "request"],
-        )
-        failures = CounterMetricFamily(
-            f"{PREFIX}_provider_failures",
-            "Failed requests by error.",
-            labels=[*_MEDIUM, "request", "error"],
-        )
-        uploaded = HistogramMetricFamily(
-            f"{PREFIX}_provider_upload_bytes", "Bytes written to the object store.", labels=list(_MEDIUM)
-        )
-        downloaded = HistogramMetricFamily(
-            f"{PREFIX}_provider_download_bytes", "Bytes read from the object store.", labels=list(_MEDIUM)
-        )
-        for request, stats in sorted(snapshot.items()):
-            labels = [*_MEDIUM.values(), "write" if request in _WRITES else "read", request]
-            latency.add_metric(labels, _buckets_ms(stats), stats.seconds * 1000)
-            for error, count in sorted(stats.failures.items()):
-                failures.add_metric([*_MEDIUM.values(), request, error], count)
-        writes = [snapshot.get(request, OperationStats()) for request in ("put", "compose")]
-        reads = [stats for request, stats in snapshot.items() if request.startswith("get")]
-        for family, group in ((uploaded, writes), (downloaded, reads)):
-            count = sum(stats.requests for stats in group)
-            family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
-        yield from (latency, failures, uploaded, downloaded)
+def store_families(metrics: StoreMetrics) -> Iterator[Metric]:
+    """The metrics of all requests to the object store since the start: latency, failures, bytes written and read. Bytes
+    are histograms as in RocketMQ, with sum and count only."""
+    snapshot = metrics.snapshot()
+    latency = HistogramMetricFamily(
+        f"{PREFIX}_provider_rpc_latency",
+        "Latency of a request in milliseconds.",
+        labels=[*_MEDIUM, "operation", "request"],
+    )
+    failures = CounterMetricFamily(
+        f"{PREFIX}_provider_failures",
+        "Failed requests by error.",
+        labels=[*_MEDIUM, "request", "error"],
+    )
+    uploaded = HistogramMetricFamily(
+        f"{PREFIX}_provider_upload_bytes", "Bytes written to the object store.", labels=list(_MEDIUM)
+    )
+    downloaded = HistogramMetricFamily(
+        f"{PREFIX}_provider_download_bytes", "Bytes read from the object store.", labels=list(_MEDIUM)
+    )
+    for request, stats in sorted(snapshot.items()):
+        labels = [*_MEDIUM.values(), "write" if request in _WRITES else "read", request]
+        latency.add_metric(labels, _buckets_ms(stats), stats.seconds * 1000)
+        for error, count in sorted(stats.failures.items()):
+            failures.add_metric([*_MEDIUM.values(), request, error], count)
+    writes = [snapshot.get(request, OperationStats()) for request in ("put", "compose")]
+    reads = [stats for request, stats in snapshot.items() if request.startswith("get")]
+    for family, group in ((uploaded, writes), (downloaded, reads)):
+        count = sum(stats.requests for stats in group)
+        family.add_metric(list(_MEDIUM.values()), [("+Inf", count)], sum(stats.bytes for stats in group))
+    yield from (latency, failures, uploaded, downloaded)
 
 
-class DecodingCollector(ScrapeCollector):
-    """Metrics of decoding objects, in every mode."""
-
-    def collect(self) -> Iterator[Metric]:
-        """All families of one scrape."""
-        meaning = "Objects that could not be decoded for lack of memory."
-        yield _labelled(CounterMetricFamily, "decode_memory_shortages", meaning, SHORTAGES.count)
+def decoding_families() -> Iterator[Metric]:
+    """The metrics of decoding objects, in every mode."""
+    meaning = "Objects that could not be decoded for lack of memory."
+    yield _labelled(CounterMetricFamily, "decode_memory_shortages", meaning, SHORTAGES.count)
 
 
 _WRITES = frozenset({"put", "compose", "delete"})

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from rocketmq_tiered.maintenance.cost import Prices
 from rocketmq_tiered.process.event_loop_admin import EventLoopSource
 from rocketmq_tiered.process.findings import Finding
-from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector, attention_family
+from rocketmq_tiered.process.metrics import PREFIX, attention_family
 from rocketmq_tiered.server.mount.mount_node import MountNode
 from rocketmq_tiered.server.mount.node_lease import (
     AnnouncedArchives,
@@ -156,7 +156,7 @@ class MountAdminSource(EventLoopSource):
 
     def __init__(self, nodes: Sequence[MountNode]) -> None:
         self.nodes = nodes
-        super().__init__(MACHINE_CLOCK, _MountCollector(self))
+        super().__init__(MACHINE_CLOCK, self.families)
 
     def findings(self) -> list[Finding]:
         """What an operator should look at."""
@@ -194,14 +194,9 @@ class MountAdminSource(EventLoopSource):
         }
         return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
-
-class _MountCollector(ScrapeCollector):
-    def __init__(self, source: MountAdminSource) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
         """The metrics of the nodes of `tiered mount` in this process at this moment, one family for each name."""
-        nodes = self._source.nodes
+        nodes = self.nodes
         records = [record for node in nodes for record in node.records()]
         gauges = {
             "brokers": ("retired brokers served here", len(records)),
@@ -217,9 +212,9 @@ class _MountCollector(ScrapeCollector):
             "moves": ("brokers taken since the start", sum(node.mounted_count for node in nodes)),
             "unserved_brokers": (
                 "retired brokers that no node serves",
-                sum(row.state in (NOT_SERVED, LATE) for row in self._source.rows()),
+                sum(row.state in (NOT_SERVED, LATE) for row in self.rows()),
             ),
         }
         for name, (meaning, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_mount_{name}", meaning, value=value)
-        yield attention_family(self._source.findings())
+        yield attention_family(self.findings())

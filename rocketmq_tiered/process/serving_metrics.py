@@ -5,28 +5,21 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from rocketmq_tiered.process.metrics import PREFIX, ScrapeCollector
+from rocketmq_tiered.process.metrics import PREFIX
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.slave.registration import RegistrationState
 from rocketmq_tiered.server.slave.slave_service import SlaveService
 
 
-class ServingCollector(ScrapeCollector):
-    """Reads a service at each scrape."""
-
-    def __init__(self, service: RelayService[Any]) -> None:
-        self._service = service
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of proxy or slave mode at this moment, one family for each name."""
-        service = self._service
-        if isinstance(service, SlaveService):
-            yield from _shared("slave", "master", service)
-            yield from _slave(service)
-        elif isinstance(service, ProxyService):
-            yield from _shared("proxy", "broker", service)
-            yield from _proxy(service)
+def serving_families(service: RelayService[Any]) -> Iterator[Metric]:
+    """The metrics of proxy or slave mode at this moment, one family for each name."""
+    if isinstance(service, SlaveService):
+        yield from _shared("slave", "master", service)
+        yield from _slave(service)
+    elif isinstance(service, ProxyService):
+        yield from _shared("proxy", "broker", service)
+        yield from _proxy(service)
 
 
 def _shared(mode: str, broker: str, service: RelayService[Any]) -> Iterator[Metric]:

@@ -10,11 +10,11 @@ from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from rocketmq_tiered.process.admin import CONNECTIONS_MAX, AdminServer
 from rocketmq_tiered.process.admin_client import fetch_status
-from rocketmq_tiered.process.metrics import QUEUES_MAX, ObjectStoreCollector, StatusCollector
+from rocketmq_tiered.process.metrics import QUEUES_MAX, registry_of, status_families, store_families
 from rocketmq_tiered.process.report import QueueReport, StatusReport, decode_report, encode_report
 from tests.process.status_report import REPORT as NOTHING_HAPPENED
 from tiered.errors import UnavailableError, UsageError
@@ -90,9 +90,7 @@ def _raw(url: str, request: bytes) -> bytes:
 
 
 def metrics_text(report: StatusReport) -> str:
-    registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: report))
-    return generate_latest(registry).decode()
+    return generate_latest(registry_of(lambda: status_families(report))).decode()
 
 
 def test_routes() -> None:
@@ -321,9 +319,7 @@ def test_object_store_metrics_keep_rocketmq_names() -> None:
     metrics.record("put", 0.02, 1000, None)
     metrics.record("put", 50.0, 0, "UnansweredError")
     metrics.record("get_range", 0.001, 300, None)
-    registry = CollectorRegistry()
-    registry.register(ObjectStoreCollector(metrics))
-    text = generate_latest(registry).decode()
+    text = generate_latest(registry_of(lambda: store_families(metrics))).decode()
     assert 'provider_rpc_latency_bucket{le="25.0",operation="write",request="put"' in text.replace(
         'le="25"', 'le="25.0"'
     )

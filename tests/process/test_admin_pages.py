@@ -28,13 +28,13 @@ from rocketmq_tiered.page.timers import DAYS_SHOWN, render_timers
 from rocketmq_tiered.process.admin import CONNECTIONS_MAX, AdminServer
 from rocketmq_tiered.process.metrics import (
     PREFIX,
-    DecodingCollector,
-    ObjectStoreCollector,
-    StatusCollector,
+    decoding_families,
+    status_families,
+    store_families,
 )
 from rocketmq_tiered.process.mount_report import MountAdminSource
 from rocketmq_tiered.process.report import QueueReport, StatusReport
-from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.process.serving_metrics import serving_families
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.archive_mode.archive_service import ArchiveStatus
 from rocketmq_tiered.server.proxy.proxy_service import ProxyCounters, ProxyService
@@ -360,14 +360,11 @@ def exported() -> Iterator[Metric]:
         SlaveStatus("h:1", 1, True, (), 7, True, None, (("h:2", "registered"),)),
         SlaveCounters(),
     )
-    for collector in (
-        StatusCollector(lambda: FULL),
-        ObjectStoreCollector(store),
-        DecodingCollector(),
-        ServingCollector(proxy),
-        ServingCollector(slave),
-    ):
-        yield from collector.collect()
+    yield from status_families(FULL)
+    yield from store_families(store)
+    yield from decoding_families()
+    yield from serving_families(proxy)
+    yield from serving_families(slave)
     for source in (Scene().source, MountAdminSource([])):
         served = text_string_to_metric_families(source.metrics().decode())
         yield from (family for family in served if family.name.startswith(PREFIX))

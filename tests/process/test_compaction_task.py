@@ -17,7 +17,7 @@ from rocketmq_tiered.maintenance.task_figures import CompactionStatus
 from rocketmq_tiered.maintenance.throttle import Level, Load, Stopping, Throttle, level_of
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from rocketmq_tiered.process.compaction_process import ChildRewrite, ChildStore
-from rocketmq_tiered.process.metrics import StatusCollector
+from rocketmq_tiered.process.metrics import status_families
 from rocketmq_tiered.process.report import StatusReport, decode_report
 from rocketmq_tiered.process.status_rows import compaction_text
 from tests.archive.archive_builder import NOW_MS
@@ -117,7 +117,7 @@ def test_a_pass_joins_all_that_is_due(beside: Beside) -> None:
     assert decode_report(status.to_json()) == status
     families = {
         family.name: family.samples[0].value
-        for family in StatusCollector(lambda: replace(status, cluster="c")).collect()
+        for family in status_families(replace(status, cluster="c"))
         if "compaction" in family.name
     }
     assert families["rocketmq_tiered_store_compaction_joined_objects"] == report.joined_objects
@@ -359,7 +359,7 @@ def test_a_pass_compacts_what_is_new(tmp_path: Path) -> None:
     assert f"{status.kept_messages:,} of {status.read_messages:,} messages (" in status.text
     values = {
         sample.name.removeprefix("rocketmq_tiered_store_"): sample.value
-        for family in StatusCollector(lambda: report).collect()
+        for family in status_families(report)
         for sample in family.samples
     }
     assert values["key_compaction_kept_messages_total"] == status.kept_messages

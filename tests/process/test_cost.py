@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from rocketmq_tiered.cli import main
 from rocketmq_tiered.process.admin import AdminServer
 from rocketmq_tiered.process.instance import InstanceDescription, StateDirectory
-from rocketmq_tiered.process.metrics import ObjectStoreCollector
+from rocketmq_tiered.process.metrics import registry_of, store_families
 from rocketmq_tiered.process.request_counts import counts_in
 from tests.process.page_scene import Alive
 from tiered.errors import UsageError
@@ -26,9 +26,7 @@ def metrics_text() -> str:
         metrics.record("put", 0.1, 1000, None)
     metrics.record("get_range", 0.1, 50, None)
     metrics.record("list", 0.1, 0, "ThrottledError")
-    registry = CollectorRegistry()
-    registry.register(ObjectStoreCollector(metrics))
-    return generate_latest(registry).decode()
+    return generate_latest(registry_of(lambda: store_families(metrics))).decode()
 
 
 class Source(Alive):

@@ -6,7 +6,7 @@ from pathlib import Path
 from rocketmq_tiered.process.findings import of_report
 from rocketmq_tiered.process.known_figures import KnownFigures
 from rocketmq_tiered.process.lag import Lag, QueueLag
-from rocketmq_tiered.process.metrics import StatusCollector
+from rocketmq_tiered.process.metrics import status_families
 from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.status_rows import status_lines
 from tests.process.status_report import REPORT
@@ -47,7 +47,7 @@ def test_a_start_during_an_outage_shows_what_was_known_before_it_and_its_age(tmp
     assert dict(status_lines(shown))["archived"].endswith("(measured 1h 00m ago)")
     samples = {
         sample.name.removeprefix("rocketmq_tiered_store_"): sample.value
-        for family in StatusCollector(lambda: shown).collect()
+        for family in status_families(shown)
         for sample in family.samples
     }
     assert samples["behind_bytes"] == 400 and samples["dispatch_offset"] == 500

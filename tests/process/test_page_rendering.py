@@ -16,7 +16,7 @@ from rocketmq_tiered.page.kept_values import History
 from rocketmq_tiered.page.messages import body_text_of, hex_dump
 from rocketmq_tiered.page.overview import _upkeep, severity_of
 from rocketmq_tiered.process.findings import Finding, of_catalog, of_relay, of_report
-from rocketmq_tiered.process.metrics import StatusCollector
+from rocketmq_tiered.process.metrics import status_families
 from rocketmq_tiered.process.report import decode_report
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, SlaveStatus
@@ -108,7 +108,7 @@ def test_unreadable_messages_are_a_critical_finding() -> None:
     assert "the broker still has those of 1 of 2 ranges" in finding.what
     (finding,) = of_report(replace(report, broker_min_phys=6000))
     assert "the broker no longer has them" in finding.what
-    families = {family.name: family for family in StatusCollector(lambda: report).collect()}
+    families = {family.name: family for family in status_families(report)}
     assert families["rocketmq_tiered_store_unreadable_messages"].samples[0].value == 40
     attention = families["rocketmq_tiered_store_attention"].samples
     assert [one.labels["about"] for one in attention if one.value] == ["unreadable"]

@@ -22,7 +22,7 @@ from rocketmq_tiered.process.serving import (
     proxy_config,
     services_of,
 )
-from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.process.serving_metrics import serving_families
 from rocketmq_tiered.server.groups.client_table import ClientTable
 from rocketmq_tiered.server.proxy.proxy_service import ProxyConfig, ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
@@ -152,7 +152,7 @@ def test_it_listens_before_the_archive_exists_and_opens_it_later(
         until(lambda: RESTART in caplog.text)
         (said,) = (record for record in caplog.records if RESTART in record.message)
         assert said.message.endswith(": fetch.memory_bytes, fetch.bytes_per_s")
-        families = {family.name: family for family in ServingCollector(served.proxy).collect()}
+        families = {family.name: family for family in serving_families(served.proxy)}
         assert "rocketmq_tiered_store_proxy_connections" in families
         assert "rocketmq_tiered_store_proxy_refused_proxy_headers" in families
         audited = families["rocketmq_tiered_store_proxy_audited"].samples

@@ -14,7 +14,7 @@ from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
 from rocketmq_tiered.cli import status as status_command
 from rocketmq_tiered.process.report import decode_report, encode_report
 from rocketmq_tiered.process.serving import ServingThread, open_handlers, services_of, slave_config
-from rocketmq_tiered.process.serving_metrics import ServingCollector
+from rocketmq_tiered.process.serving_metrics import serving_families
 from rocketmq_tiered.server.proxy.proxy_service import ProxyService
 from rocketmq_tiered.server.proxy.relay_service import RelayService
 from rocketmq_tiered.server.proxy.relay_status import GroupReading, SlaveStatus
@@ -131,7 +131,7 @@ def test_it_is_part_of_the_status_document_and_of_the_metrics(
     slave = SlaveConfig("broker-a", "10.0.0.1:10911", ("10.0.0.8:9876",), "h:10931", 7)
     service = SlaveService(SlaveOptions(slave, CLUSTER, ServeSettings()))
     monkeypatch.setattr(service, "status", lambda: STATUS)
-    families = {family.name: family for family in ServingCollector(service).collect()}
+    families = {family.name: family for family in serving_families(service)}
     registered = families["rocketmq_tiered_store_slave_registered"].samples
     assert {sample.labels["name_server"]: sample.value for sample in registered} == {
         "10.0.0.8:9876": 1,
