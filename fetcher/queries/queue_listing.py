@@ -128,13 +128,26 @@ def expired_bytes(state: CatalogState, number: int, index: RunIndex | None) -> i
         return int(row["end_byte"])
     if index is None:
         return 0
+    first = _first_run(state, key, low, index)
+    (dead,), (run,) = rows_below(first, np.array([low])), first
+    return int(run["base_byte"]) + int(run["byte_count"]) * int(dead) // max(1, int(run["rows"]))
+
+
+def oldest_ms(state: CatalogState, key: QueueKey, low: int, index: RunIndex) -> int | None:
+    """When the oldest message of a queue, whose minimum offset is ``low``, was stored, in ms since 1970; None without
+    messages. The catalog alone says it, by the run with the lowest offsets: of a run that expired in part it is the
+    time of the oldest message that expired."""
+    first = _first_run(state, key, low, index)
+    return int(first["min_store_timestamp"][0]) if len(first) else None
+
+
+def _first_run(state: CatalogState, key: QueueKey, low: int, index: RunIndex) -> Table:
+    """The run (rows in one object) of a queue with the message at offset ``low`` or, if that is missing, with the next
+    one; an empty table if there is none."""
     found = index.window(state, key, low)
     # The search by offset finds no run if the minimum lies in a gap, or if the run is in no page yet.
     runs = index.runs_of(state, key).runs if found is None else found[1].runs
-    first = int(np.argmax(runs["end_queue_offset"] > low))
-    dead = rows_below(runs[first : first + 1], np.array([low]))
-    run = runs[first]
-    return int(run["base_byte"]) + int(run["byte_count"]) * int(dead[0]) // max(1, int(run["rows"]))
+    return runs[runs["end_queue_offset"] > low][:1]
 
 
 def _gaps_by_row(gaps: Table) -> dict[int, tuple[GapListing, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from fetcher.queries.queue_listing import QueueListing, list_queues
+from fetcher.queries.queue_listing import QueueListing, list_queues, oldest_ms
 from rocketmq_tiered.cli.arguments import add_archive, add_json, add_rules, settings_of
 from rocketmq_tiered.maintenance.expire import plan_pass
 from rocketmq_tiered.maintenance.expire_plan import NEVER_MS
@@ -22,7 +22,6 @@ from rocketmq_tiered.process.loaded_archive import (
 from tiered.catalog.deletions import Reason, read_list
 from tiered.catalog.hidden_history import list_histories
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK
 from tiered.console import counted, print_json, print_lines, print_table, size_text, time_text
 from tiered.errors import NotFoundError
@@ -112,7 +111,9 @@ def _print_queues(archive: LoadedArchive, options: argparse.Namespace, loaded: L
     columns = Columns(
         rules,
         _due(archive, rules) if options.due else None,
-        {queue.key: _oldest_ms(state, index, queue) for queue in queues} if with_oldest else None,
+        {queue.key: oldest_ms(state, queue.key, queue.min_offset, index) for queue in queues}
+        if with_oldest
+        else None,
     )
     rows = _by_topic(queues) if options.by_topic else queues
     if options.json:
@@ -209,19 +210,6 @@ def _due(archive: LoadedArchive, rules: Callable[[str], TopicRule]) -> dict[Queu
         messages = offset - int(queue["min_queue_offset"]) if queue["flags"] & QUEUE_BATCH else rows
         due[state.key_of(row)] += ExpiryDue(messages, size)
     return due
-
-
-def _oldest_ms(state: CatalogState, index: RunIndex, queue: QueueListing) -> int | None:
-    """When the oldest visible message of a queue was stored, in ms since 1970; None without messages. The catalog alone
-    says it, by the run (rows of a queue inside one object) with the lowest offsets."""
-    row = state.row_of(queue.key)
-    if row is None or not queue.messages:
-        return None
-    # None: no page of the catalog has runs of this queue, so that all of them are in the state.
-    window = index.window(state, queue.key, queue.min_offset)
-    runs = (state.memory_chunk_of(row) if window is None else window[1]).runs
-    first = runs[runs["end_queue_offset"] > queue.min_offset]
-    return int(first["min_store_timestamp"][first["base_queue_offset"].argmin()]) if len(first) else None
 
 
 def _queues_of(row: Listing) -> list[QueueListing]:

@@ -5,8 +5,6 @@ the first time, with small caches.
 """
 
 import contextlib
-import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
-from fetcher.queries.queue_listing import QueueListing, expired_bytes, list_queues
+from fetcher.queries.queue_listing import QueueListing, expired_bytes, list_queues, oldest_ms
 from rocketmq_tiered.maintenance.cost import (
     ArchiveUse,
     MonthCost,
@@ -161,8 +159,6 @@ def summarize(
     )
 
 
-logger = logging.getLogger(__name__)
-
 CATALOG_KEPT_S = 5.0
 COST_KEPT_S, COST_KEPT_MAX_S = 60.0, 3600.0
 """How long a cost is kept: for each thousand objects (one request of a listing), and at most."""
@@ -174,8 +170,7 @@ FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
 SHORT_WAIT_S = 0.2
 """How long a page waits that is shown without the archive first."""
 OBJECTS_MAX = 1_000_000
-OLDEST_MAX = 50_000
-OLDEST_WAIT_S, OLDEST_WORK_S = 0.3, 5.0
+OLDEST_WORK_S = 0.3
 EXPIRED_WORK_S = 5.0
 """How long a reading of the catalog looks for expired bytes; others count as stored until the next one."""
 SMALL_CACHE_BYTES = 8 << 20
@@ -228,9 +223,6 @@ class ArchiveView:
         self._last: Contents | None = None
         self._is_expired_known = True
         """Whether there was time to find the expired bytes of all queues for ``_last``."""
-        self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
-        """Minimum offset of a queue, and when the message there was stored."""
-        self._is_searching = threading.Lock()
         self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
         """The rules of topics, and what they were read from."""
         self._is_closed = False
@@ -290,28 +282,22 @@ class ArchiveView:
         return list_queues(access.state, hidden=False, topic=topic, index=self._run_index(access))
 
     def oldest_ms(self, contents: Contents, topics: Sequence[str]) -> dict[str, int | None]:
-        """Return when the first message of each topic was stored, None for a topic without messages. A topic with
-        queues that were not read yet is missing: a thread reads them, and a later call returns it."""
-        queues_of = {topic: self._shown_queues(contents.state, topic) for topic in topics}
-        missing = [
-            (key, min_offset)
-            for queues in queues_of.values()
-            for key, min_offset in queues
-            if self._oldest.get(key, (None,))[0] != min_offset
-        ]
-        if missing and self._is_searching.acquire(blocking=False):  # one such thread at a time
-            searched = threading.Event()
-            threading.Thread(
-                target=self._find_oldest, args=(missing, searched), name="page-oldest", daemon=True
-            ).start()
-            searched.wait(OLDEST_WAIT_S)
-        oldest_ms: dict[str, int | None] = {}
-        for topic, queues in queues_of.items():
-            known = [self._oldest.get(key) for key, _ in queues]
-            times = [first[1] for first in known if first is not None and first[1] is not None]
-            if None not in known:
-                oldest_ms[topic] = min(times, default=None)
-        return oldest_ms
+        """Return when the oldest message of each topic was stored, None for a topic without messages. Topics are
+        missing for which the catalog's pages could not be read within OLDEST_WORK_S; some are kept for later calls."""
+        state, until_s = contents.state, time.monotonic() + OLDEST_WORK_S
+        found: dict[str, int | None] = {}
+        with contextlib.suppress(TieredError):
+            index = self._run_index(self.access())
+            for topic in topics:
+                times = list[int | None]()
+                for row in state.directory.rows_of_topic(topic, state.queue_count):
+                    if time.monotonic() >= until_s:
+                        return found
+                    if not state.table["flags"][row] & QUEUE_HIDDEN:
+                        low = int(state.table["min_queue_offset"][row])
+                        times.append(oldest_ms(state, state.key_of(row), low, index))
+                found[topic] = min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return found
 
     def close(self) -> None:
         """Close the archive that was opened for the pages. Requests to the object store are waited for, but no longer
@@ -406,35 +392,6 @@ class ArchiveView:
         uploaded = sum(stats.bytes for name, stats in by_operation.items() if name in ("put", "compose"))
         downloaded = sum(stats.bytes for name, stats in by_operation.items() if name.startswith("get"))
         return RequestCounts(time.monotonic() - self._started_s, requests, uploaded, downloaded)
-
-    # -- the oldest message -------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _shown_queues(state: CatalogState, topic: str) -> list[tuple[QueueKey, int]]:
-        """Return the queues of ``topic`` with their minimum offsets, without those of deleted and earlier
-        generations."""
-        rows = state.directory.rows_of_topic(topic, state.queue_count)
-        return [
-            (state.key_of(row), int(state.table["min_queue_offset"][row]))
-            for row in rows
-            if not int(state.table["flags"][row]) & QUEUE_HIDDEN
-        ]
-
-    def _find_oldest(self, queues: Sequence[tuple[QueueKey, int]], searched: threading.Event) -> None:
-        """Read when the message at the minimum offset of each queue was stored, for at most OLDEST_WORK_S, and then set
-        ``searched``. Runs in a thread, which holds ``_is_searching`` and releases it."""
-        until_s = time.monotonic() + OLDEST_WORK_S
-        try:
-            access = self.access()
-            for key, min_offset in itertools.takewhile(lambda _: time.monotonic() < until_s, queues):
-                self._oldest[key] = min_offset, run_sync(access.while_open(access.earliest_time(key)))
-        except (TieredError, RuntimeError) as error:
-            logger.debug("the admin page cannot show the times of the oldest messages: %s", error)
-        finally:
-            if len(self._oldest) > OLDEST_MAX:  # queues that are gone do not take memory for ever
-                self._oldest.clear()
-            self._is_searching.release()
-            searched.set()
 
 
 def _listing(store: ObjectStore) -> Iterator[ObjectInfo]:
