@@ -20,7 +20,7 @@ from rocketmq_tiered.process.broker_side import (
     store_path,
     tls_of,
 )
-from rocketmq_tiered.process.detach import Detachment, DetachStep, Waits
+from rocketmq_tiered.process.detach import Detachment, DetachStep
 from rocketmq_tiered.process.instance import backfill_instance, running_instances, state_root
 from rocketmq_tiered.process.returned_broker import needs_groups, take_back
 from rocketmq_tiered.process.uploader_job import UploaderJob, Writer
@@ -112,7 +112,7 @@ class _Command:
             )
         self._client = BrokerClient(address, TIMEOUT_S, credentials_of(settings), tls_of(settings))
         self._broker = BrokerControl(self._client, self.names.cluster)
-        self._detachment = Detachment(self._broker, Waits(wait_s), self._say, MACHINE_CLOCK)
+        self._detachment = Detachment(self._broker, wait_s, self._say, MACHINE_CLOCK)
         self.steps: list[DetachStep] = []
 
     def close(self) -> None:

@@ -305,10 +305,9 @@ class AdminPages:
         cost = self._archive.cost(0.0 if contents.is_pending else SHORT_WAIT_S)
         findings = [] if report is None else of_report(report)
         if report is None and contents.value is not None:
-            grace_ms = self._settings.settings.gc.grace_ms
             serving = process.serving()
             unreadable = () if serving is None else serving.fetcher.unreadable.ranges()
-            findings = of_catalog(contents.value.state, wall_ms(), grace_ms, unreadable)
+            findings = of_catalog(contents.value.state, wall_ms(), self._settings.settings.gc, unreadable)
         facts = [("Started", date_text(self._started_ms))]
         if report is not None:
             facts.append(("Epoch", f"{report.epoch:,}"))

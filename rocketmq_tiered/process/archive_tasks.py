@@ -7,7 +7,7 @@ With gc.every_ms 0 another process collects; messages expire here all the same.
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,15 @@ from rocketmq_tiered.maintenance.expire import ExpiryTask
 from rocketmq_tiered.maintenance.gc import Deletions, GcTask
 from rocketmq_tiered.maintenance.key_job import KeyCompaction, is_mostly_new
 from rocketmq_tiered.maintenance.scrub import ScrubTask
-from rocketmq_tiered.maintenance.task_figures import CompactionStatus, KeyCompactionStatus, ScrubStatus
 from rocketmq_tiered.maintenance.throttle import SHARES, Load, Stopping, Throttle, YieldingStore
 from rocketmq_tiered.process.allocator import trim
 from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_send import everyone
-from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.security.authorizer import SenderRights
 from tiered.archive.rewrite.outputs import Rewrite
-from tiered.archive.task import StoppedError, TaskLoop, TaskStatus
+from tiered.archive.task import StateOf, StoppedError, Task, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
 from tiered.archive.verify_progress import VerifyProgress
 from tiered.broker_store.commit_log import CommitLog
@@ -60,25 +58,27 @@ class ArchiveTasks:
         self._throttle = Throttle(load)
         throttled = self._throttled(store, self._share, self._stopping.stopped)
         expiry = ExpiryTask(throttled, settings, lambda state: rules_in(throttled, state, settings))
-        self.expiry = TaskLoop(expiry, self._owned_state)
-        self.gc: TaskLoop[Any] | None = None
+        self.loops: dict[str, TaskLoop[Any]] = {}
+        """The loops that run the tasks, by the tasks' names."""
+        self._figures: dict[str, Callable[[], object]] = {}
+        """Names of members of a status report, and what returns them."""
+        self._unreadable: list[Callable[[], Iterable[UnreadableRange]]] = []
+        """What each task could not read."""
+        self._add(expiry)
         if settings.gc.every_ms:
             deletions = Deletions(
                 settings.gc.deletes_per_s,
                 is_stopped=self._stopping.stopped.is_set,
                 sleep=self._stopping.wait,
             )
-            self.gc = TaskLoop(GcTask(throttled, settings.gc, deletions=deletions), self._owned_state)
-        self._compaction: TaskLoop[Any] | None = None
-        self._compaction_task: CompactionTask
-        self._keys: TaskLoop[Any] | None = None
-        self._key_task: KeyCompaction
-        self._timers: TaskLoop[Any] | None = None
-        self._timer_task: TimerDelivery
-        self._scrub: ScrubTask | None = None
+            self._add(GcTask(throttled, settings.gc, deletions=deletions))
         self._refreshed_s = 0.0
-        self._loops: list[TaskLoop[Any]] = [loop for loop in (self.expiry, self.gc) if loop is not None]
         self._threads: list[threading.Thread] = []
+
+    def _add(self, task: Task[Any], state_of: StateOf | None = None) -> TaskLoop[Any]:
+        """Add the loop that runs ``task``, on the archive's newest state or on what ``state_of`` returns."""
+        loop = self.loops[task.name] = TaskLoop(task, state_of or self._owned_state)
+        return loop
 
     def add_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
@@ -96,9 +96,10 @@ class ArchiveTasks:
             release=trim,
             writing=writing,
         )
-        self._compaction_task = task
-        self._compaction = TaskLoop(task, self._owned_state, level=lambda: task.level.value)
-        self._loops.append(self._compaction)
+        loop = TaskLoop(task, self._owned_state, level=lambda: task.level.value)
+        self.loops[task.name] = loop
+        self._figures["compaction"] = lambda: task.status(loop.status)
+        self._unreadable.append(lambda: task.damaged.ranges)
 
     def add_key_compaction(
         self, store: ObjectStore, spool: Path, writing: Callable[[Callable[[], float]], Rewrite]
@@ -116,9 +117,8 @@ class ArchiveTasks:
             is_due=is_mostly_new,
             write=writing(self._keys_share_or_stop),
         )
-        self._key_task = task
-        self._keys = TaskLoop(task, self._owned_state)
-        self._loops.append(self._keys)
+        loop = self._add(task)
+        self._figures["key_compaction"] = lambda: task.status(loop.status)
 
     def add_timers(
         self,
@@ -131,9 +131,9 @@ class ArchiveTasks:
         broker = make_broker(self._stopping.stopped.is_set)
         acl_file = self._settings.serve.acl_file
         judge = SenderRights(Path(acl_file), store) if acl_file else everyone
-        self._timer_task = TimerDelivery(self._commits(store), self._settings.timers, broker, read, judge)
-        self._timers = TaskLoop(self._timer_task, self._timers_state)
-        self._loops.append(self._timers)
+        task = TimerDelivery(self._commits(store), self._settings.timers, broker, read, judge)
+        loop = self._add(task, self._timers_state)
+        self._figures["timers"] = lambda: task.status(loop.status.problem)
 
     def add_scrub(self, store: ObjectStore, state_dir: Path, log: CommitLog) -> None:
         """Add the task that reads back what is stored in ``store``, the archive, and replaces damaged objects by the
@@ -141,8 +141,10 @@ class ArchiveTasks:
         scrub, path = self._settings.scrub, state_dir / "scrub.json"
         throttled = self._throttled(store, self._keys_share, self._stopping, scrub.bytes_per_s)
         progress = _progress(path, store.url, 2 * scrub.cycle_ms)
-        self._scrub = ScrubTask(self._commits(throttled), scrub, progress, log)
-        self._loops.append(TaskLoop(self._scrub, self._owned_state))
+        task = ScrubTask(self._commits(throttled), scrub, progress, log)
+        self._add(task)
+        self._figures["scrub"] = lambda: task.status
+        self._unreadable.append(lambda: task.unreadable)
 
     def _throttled(
         self,
@@ -169,7 +171,7 @@ class ArchiveTasks:
         """Start a thread for each task. Call once. ``drain`` is set when the process is about to end: compaction begins
         no request from then on."""
         self._stopping.drain = drain
-        for loop in self._loops:
+        for loop in self.loops.values():
             thread = threading.Thread(target=loop.run, name=loop.task.name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -177,7 +179,7 @@ class ArchiveTasks:
     def stop(self) -> None:
         """End all tasks; waits for up to ten seconds for each one's request in progress."""
         self._stopping.stopped.set()
-        for loop in self._loops:
+        for loop in self.loops.values():
             loop.stop()
         for thread in self._threads:
             thread.join(JOIN_S)
@@ -185,34 +187,15 @@ class ArchiveTasks:
     @property
     def statuses(self) -> tuple[TaskStatus, ...]:
         """What became of each task."""
-        return tuple(loop.status for loop in self._loops)
+        return tuple(loop.status for loop in self.loops.values())
 
     @property
-    def compaction(self) -> CompactionStatus | None:
-        """What became of compaction; None if there is none."""
-        loop = self._compaction
-        return None if loop is None else self._compaction_task.status(loop.status)
-
-    @property
-    def key_compaction(self) -> KeyCompactionStatus | None:
-        """What became of key compaction; None if there is none."""
-        return None if self._keys is None else self._key_task.status(self._keys.status)
-
-    @property
-    def timers(self) -> TimerStatus | None:
-        """What became of timers; None if there is no delivery."""
-        return None if self._timers is None else self._timer_task.status(self._timers.status.problem)
-
-    @property
-    def unreadable(self) -> tuple[UnreadableRange, ...]:
-        """Messages of objects that compaction or scrub could not read."""
-        found = () if self._compaction is None else self._compaction_task.damaged.ranges
-        return tuple(sorted({*found, *self._scrub.unreadable})) if self._scrub is not None else found
-
-    @property
-    def scrub(self) -> ScrubStatus | None:
-        """What became of scrub; None if there is none."""
-        return None if self._scrub is None else self._scrub.status
+    def figures(self) -> dict[str, Any]:
+        """Members of a status report, by name: the figures of each task that has some, and the messages that compaction
+        or scrub could not read."""
+        found: dict[str, Any] = {name: figures() for name, figures in self._figures.items()}
+        unreadable = {one for ranges in self._unreadable for one in ranges()}
+        return found | {"unreadable": tuple(sorted(unreadable))}
 
     def _share(self) -> float:
         """Share of the budget for what has to be done each day, whether uploads are behind or not."""

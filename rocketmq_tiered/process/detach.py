@@ -8,7 +8,6 @@ continues. Reads come before every change.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rocketmq_tiered.process.broker_control import (
@@ -24,7 +23,7 @@ from tiered.errors import UnavailableError
 ROUTE_POLL_S: Final = 30.0
 """Clients read routes this often (pollNameServerInterval)."""
 QUIET_S: Final = 10.0
-SETTLE_S: Final = 10.0
+"""How long nothing may be produced, and no group's offset change, before the next step."""
 LOOK_S: Final = 1.0
 
 
@@ -33,16 +32,6 @@ class DetachStep(NamedTuple):
 
     name: str
     state: str
-
-
-@dataclass(frozen=True)
-class Waits:
-    """``wait_s``: for what others must do; ``route_s``, ``quiet_s`` and ``settle_s`` as the constants."""
-
-    wait_s: float
-    route_s: float = ROUTE_POLL_S
-    quiet_s: float = QUIET_S
-    settle_s: float = SETTLE_S
 
 
 class LeftError(UnavailableError):
@@ -55,13 +44,13 @@ class Detachment:
     def __init__(
         self,
         broker: BrokerControl,
-        waits: Waits,
+        wait_s: float,
         say: Callable[[DetachStep], None],
         clock: Clock,
     ) -> None:
-        """``broker``: requests to the broker that is taken out of service; ``waits``: how long each step waits for
-        clients to act or to have seen a change; ``say`` prints a step."""
-        self._broker, self._waits, self._say, self._clock = broker, waits, say, clock
+        """``broker``: requests to the broker that is taken out of service; ``wait_s``: how long each step waits for
+        clients to act; ``say`` prints a step."""
+        self._broker, self._wait_s, self._say, self._clock = broker, wait_s, say, clock
 
     def close(self, *, force: bool) -> None:
         """Take the broker out of service, step by step, until it may be stopped: it takes no sends, then no reads, and
@@ -74,25 +63,20 @@ class Detachment:
             if permission != PERM_READ:
                 self._broker.set_permission(PERM_READ)
             self._say(DetachStep("read-only", "done: brokerPermission = 4; tiered detach --undo reverts it"))
-            self._clock.sleep(self._waits.route_s)
+            self._clock.sleep(ROUTE_POLL_S)
             self._say(DetachStep("routes", "done: clients have read that the broker takes no messages"))
-            self._await_unchanged(
-                self._broker.produced, self._waits.quiet_s, "producers still send to the broker"
-            )
+            self._await_unchanged(self._broker.produced, "producers still send to the broker")
             self._say(DetachStep("log", "done: quiet"))
             self._await_empty("left", self._broker.leftovers, force=force)
             self._broker.set_permission(PERM_NONE)
         self._say(DetachStep("closed", "done: brokerPermission = 0"))
         self._await_unchanged(
-            self._broker.group_offsets,
-            self._waits.settle_s,
-            "offsets of consumer groups still change at the broker",
+            self._broker.group_offsets, "offsets of consumer groups still change at the broker"
         )
         if self._broker.popped():
             self._await_empty("popped", self._broker.popped, force=force)
             self._await_unchanged(
                 self._broker.group_offsets,
-                self._waits.settle_s,
                 "popped messages that were not acknowledged still come back to the broker's retry topics",
             )
         if not force and self._broker.leftovers():  # popped messages came back: let clients read them
@@ -105,7 +89,7 @@ class Detachment:
         """Wait until ``read`` returns nothing that the broker still holds, and print what is left when that changes.
         ``step`` names the step in what is printed. With ``force`` nothing is waited for. Raises LeftError if something
         is left after the wait."""
-        ends_s, printed = self._clock.monotonic_s() + self._waits.wait_s, ""
+        ends_s, printed = self._clock.monotonic_s() + self._wait_s, ""
         while left := read():
             if force:
                 self._say(
@@ -124,13 +108,13 @@ class Detachment:
             self._clock.sleep(LOOK_S)
         self._say(DetachStep(step, "done: nothing"))
 
-    def _await_unchanged(self, read: Callable[[], object], for_s: float, problem: str) -> None:
-        """Wait until ``read`` has returned the same for ``for_s``. Raises UnavailableError with ``problem`` if it still
+    def _await_unchanged(self, read: Callable[[], object], problem: str) -> None:
+        """Wait until ``read`` has returned the same for QUIET_S. Raises UnavailableError with ``problem`` if it still
         changes after the longest wait."""
         last, since_s = read(), self._clock.monotonic_s()
-        ends_s = since_s + for_s + max(self._waits.wait_s, for_s)
-        while self._clock.monotonic_s() - since_s < for_s:
-            self._clock.sleep(min(LOOK_S, for_s))
+        ends_s = since_s + QUIET_S + max(self._wait_s, QUIET_S)
+        while self._clock.monotonic_s() - since_s < QUIET_S:
+            self._clock.sleep(LOOK_S)
             if (now := read()) != last:
                 last, since_s = now, self._clock.monotonic_s()
             if self._clock.monotonic_s() >= ends_s:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rocketmq_tiered.process.report import StatusReport
+from rocketmq_tiered.process.report import StatusReport, catalog_figures
 from rocketmq_tiered.sending.timer_status import TimerStatus
 from rocketmq_tiered.server.proxy.relay_status import ProxyStatus, RelayStatus, SlaveStatus
 from tiered.archive.task import COMPACTION, EXPIRY, GARBAGE_COLLECTION, INDEX_BUILDING, SCRUB
 from tiered.archive.unreadable import UnreadableRange
 from tiered.broker_store.bound import BoundReason
-from tiered.catalog.repeated_offsets import set_aside_messages
 from tiered.catalog.state import CatalogState
 from tiered.console import counted, duration_text
 from tiered.errors import (
@@ -39,7 +38,7 @@ from tiered.errors import (
     UnreadableError,
     UnsupportedFormatError,
 )
-from tiered.settings.sections import Settings
+from tiered.settings.sections import GcSettings, Settings
 from uploader.follow_loop import BrokerRestartedError
 
 EXIT_INTERNAL = 70
@@ -227,7 +226,7 @@ def _waiting_for(error: BaseException, why: str, *, lasts: bool) -> Condition:
 MARGIN_BAD_SHARE = 6
 """A retention margin is bad below 1/6 of a short one: an hour where files are kept for half a day or longer."""
 TIMER_LATE_S = 60.0
-GARBAGE_LATE_MS = 86_400_000
+GARBAGE_LATE_S = 86_400
 """How long after its grace period garbage counts as late."""
 ABOUT = (
     "unreadable",
@@ -376,30 +375,54 @@ TASKS = {
 
 
 def _of_the_archive(report: StatusReport) -> list[Finding]:
-    """Problems of the archive: messages that are damaged, lost or hidden, tasks that fail, garbage that is not
-    deleted."""
-    found = []
-    if report.unreadable:
-        found.append(of_unreadable(report.unreadable, report.broker_min_phys))
-    if report.gaps:
-        found.append(_gaps(report.gaps))
-    if report.set_aside_messages:
-        found.append(_set_aside(report.set_aside_messages))
-    if report.damaged_tables:
-        what = f"damaged tables of the broker are not archived: {'; '.join(report.damaged_tables)}"
-        found.append(
-            Finding("broker-tables", what, "let the broker write them again, or put back their .bak files")
-        )
-    if report.hidden_messages or report.diverged_objects:
-        hidden = counted(report.hidden_messages, "archived message")
-        found.append(
-            Finding(
-                "diverged-log",
-                f"the broker's log was truncated or replaced: {hidden if report.hidden_messages else 'messages'} that "
-                f"it lacks {'is' if report.hidden_messages == 1 else 'are'} hidden",
-                "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
-            )
-        )
+    """Problems of the archive: messages that are damaged, lost or hidden, garbage that is not deleted, tasks that
+    fail. Messages were set aside (not archived) where the broker used their queue offsets again."""
+    found = [of_unreadable(report.unreadable, report.broker_min_phys)] if report.unreadable else []
+    hidden = counted(report.hidden_messages, "archived message") if report.hidden_messages else "messages"
+    overdue_s = report.garbage_overdue_seconds
+    collects = not report.task(GARBAGE_COLLECTION).problem
+    indexes = not report.task(INDEX_BUILDING).problem
+    conditions = (
+        (
+            report.gaps,
+            "gaps",
+            f"{counted(report.gaps, 'gap')}: messages that neither the broker's log nor the archive has any more",
+            "tiered ls ARCHIVE_URL lists them with their reasons",
+        ),
+        (
+            report.set_aside_messages,
+            "set-aside",
+            f"{counted(report.set_aside_messages, 'message')} not archived (set aside): the broker used their queue "
+            "offsets again, and serves other messages there",
+            "tiered ls ARCHIVE_URL lists their queues; only the broker's log has them, until it deletes its files",
+        ),
+        (
+            report.damaged_tables,
+            "broker-tables",
+            f"damaged tables of the broker are not archived: {'; '.join(report.damaged_tables)}",
+            "let the broker write them again, or put back their .bak files",
+        ),
+        (
+            report.hidden_messages or report.diverged_objects,
+            "diverged-log",
+            f"the broker's log was truncated or replaced: {hidden} that it lacks "
+            f"{'is' if report.hidden_messages == 1 else 'are'} hidden",
+            "tiered ls ARCHIVE_URL --histories lists them; put the broker's earlier log back, or do nothing",
+        ),
+        (
+            collects and overdue_s > GARBAGE_LATE_S,
+            "garbage",
+            f"garbage is not deleted: the oldest is {duration_text(overdue_s)} past its grace period",
+            "tiered gc ARCHIVE_URL --apply, with an account that may delete",
+        ),
+        (
+            indexes and report.unindexed_objects,
+            "index",
+            f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}",
+            "tiered verify ARCHIVE_URL --full names them",
+        ),
+    )
+    found += [Finding(about, what, step) for is_present, about, what, step in conditions if is_present]
     for task in report.tasks:
         if task.problem:
             about, what, step = TASKS.get(task.name, (task.name, f"{task.name} has not run", "see the log"))
@@ -408,31 +431,15 @@ def _of_the_archive(report: StatusReport) -> list[Finding]:
             elif task.name == EXPIRY and "retention.max_share" not in task.problem:
                 step = "correct the cause; it is tried again at the next pass"
             found.append(Finding(about, f"{what}: {task.problem}", step))
-    if (
-        not report.task(GARBAGE_COLLECTION).problem
-        and report.garbage_overdue_seconds > GARBAGE_LATE_MS / 1000
-    ):
-        found.append(_late_garbage(report.garbage_overdue_seconds))
-    if report.unindexed_objects and not report.task(INDEX_BUILDING).problem:
-        what = f"not in the message index: {counted(report.unindexed_objects, 'damaged object')}"
-        found.append(Finding("index", what, "tiered verify ARCHIVE_URL --full names them"))
     return found
 
 
 def of_catalog(
-    state: CatalogState, now_ms: int, gc_grace_ms: int, unreadable: Sequence[UnreadableRange] = ()
+    state: CatalogState, now_ms: int, gc: GcSettings, unreadable: Sequence[UnreadableRange] = ()
 ) -> list[Finding]:
     """What an operator should look at in an archive, by its catalog state alone, for a process that does not write it.
-    ``unreadable``: the messages that the process could not read. Messages were set aside (not archived) where the
-    broker used their offsets again. Garbage is late a day after its grace period."""
-    found = [of_unreadable(unreadable)] if unreadable else []
-    found += [_gaps(len(state.gaps))] if len(state.gaps) else []
-    if count := set_aside_messages(state):
-        found.append(_set_aside(count))
-    oldest_ms = state.oldest_garbage_ms
-    if oldest_ms is not None and now_ms - oldest_ms > gc_grace_ms + GARBAGE_LATE_MS:
-        found.append(_late_garbage((now_ms - oldest_ms - gc_grace_ms) / 1000))
-    return found
+    ``unreadable``: the messages that the process could not read."""
+    return _of_the_archive(StatusReport(unreadable=tuple(unreadable), **catalog_figures(state, now_ms, gc)))
 
 
 def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None = None) -> Finding:
@@ -455,29 +462,6 @@ def of_unreadable(ranges: Sequence[UnreadableRange], broker_min_phys: int | None
 def unreadable_messages(ranges: Sequence[UnreadableRange]) -> int:
     """How many offsets ``ranges`` have."""
     return sum(found.end - found.begin for found in ranges)
-
-
-def _gaps(count: int) -> Finding:
-    what = f"{counted(count, 'gap')}: messages that neither the broker's log nor the archive has any more"
-    return Finding("gaps", what, "tiered ls ARCHIVE_URL lists them with their reasons")
-
-
-def _set_aside(count: int) -> Finding:
-    """The problem of ``count`` messages that are not archived, as the broker has used their queue offsets again and
-    serves other messages there."""
-    what = (
-        f"{counted(count, 'message')} not archived (set aside): the broker used their queue offsets again, and serves "
-        "other messages there"
-    )
-    step = (
-        "tiered ls ARCHIVE_URL lists their queues; only the broker's log has them, until it deletes its files"
-    )
-    return Finding("set-aside", what, step)
-
-
-def _late_garbage(late_s: float) -> Finding:
-    what = f"garbage is not deleted: the oldest is {duration_text(late_s)} past its grace period"
-    return Finding("garbage", what, "tiered gc ARCHIVE_URL --apply, with an account that may delete")
 
 
 def of_relay(relay: RelayStatus) -> list[Finding]:

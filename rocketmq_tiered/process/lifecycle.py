@@ -115,8 +115,6 @@ class UploaderService:
         self._is_running = False
         self._has_owned = self._has_stood_by = False
         """Whether a job of this process has been the archive's writer, or has waited while another process was."""
-        self._standby_report: StatusReport | None = None
-        """The last report that knew its lag, shown until a new job knows its own."""
         self._logged = self._condition
         self._logged_s = time.monotonic()
         self._failures = 0
@@ -213,9 +211,6 @@ class UploaderService:
             return condition, None
         if self._is_running and self._is_built:
             condition = while_running(report, condition, self._settings.offload.batch_age_ms)
-        if condition.state in (RunState.STANDBY, RunState.FENCED) and report.lag_bytes is None:
-            return condition, self._standby_report or report  # a new job has not measured the lag yet
-        self._standby_report = report
         return condition, report
 
     def _next_event(self) -> tuple[Event, int]:

@@ -33,6 +33,7 @@ from rocketmq_tiered.process.report import StatusReport
 from rocketmq_tiered.process.reporter import Reporter
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_messages import TimerMessages
+from tiered.archive.task import EXPIRY
 from tiered.broker_store.bound import BoundReason
 from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.broker_store.pins import PinKeeper, PinLimits
@@ -247,7 +248,7 @@ class UploaderJob:
             cluster=names.cluster,
             broker=names.broker,
             writer=writer.instance,
-            gc_interval_seconds=self._tasks.expiry.status.interval_seconds,
+            gc_interval_seconds=self._tasks.loops[EXPIRY].status.interval_seconds,
         )
         view = open_store_of(settings, conf, pinned)  # the reporter reads in other threads
         self._reporter = Reporter(head, view, topic_filter, gc=settings.gc)
@@ -351,11 +352,7 @@ class UploaderJob:
         report = replace(
             report,
             tasks=(*report.tasks, *self._tasks.statuses),
-            compaction=self._tasks.compaction,
-            key_compaction=self._tasks.key_compaction,
-            timers=self._tasks.timers,
-            scrub=self._tasks.scrub,
-            unreadable=self._tasks.unreadable,
+            **self._tasks.figures,
         )
         if report.bound_reason != BoundReason.FROZEN.value:
             return report

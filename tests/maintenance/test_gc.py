@@ -15,7 +15,7 @@ from rocketmq_tiered.maintenance.throttle import Load, YieldingStore
 from rocketmq_tiered.process.archive_tasks import ArchiveTasks
 from tests.catalog.collection import run_gc
 from tests.catalog.drafts import NOW_MS, append_draft, queue, writer
-from tiered.archive.task import StoppedError
+from tiered.archive.task import EXPIRY, GARBAGE_COLLECTION, StoppedError
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
@@ -165,23 +165,24 @@ def test_the_owner_alone_collects(is_fenced: bool) -> None:
     if is_fenced:
         writer(store, "w2").claim(take_over=True)
     tasks = tasks_of(store, owner, GcSettings(grace_ms=0))
-    assert tasks.gc is not None
-    assert (tasks.gc.status.last_ms, tasks.expiry.status.last_ms) == (None, None)
-    tasks.gc.make_pass()
-    tasks.expiry.make_pass()
+    collecting, expiring = tasks.loops[GARBAGE_COLLECTION], tasks.loops[EXPIRY]
+    assert (collecting.status.last_ms, expiring.status.last_ms) == (None, None)
+    collecting.make_pass()
+    expiring.make_pass()
     assert len(list(store.list("sets/00/x-"))) == (3 if is_fenced else 0)
-    assert (tasks.gc.status.last_ms is None, tasks.expiry.status.last_ms is None) == (is_fenced, is_fenced)
+    assert (collecting.status.last_ms is None, expiring.status.last_ms is None) == (is_fenced, is_fenced)
 
 
 def test_messages_expire_also_where_another_process_collects() -> None:
     store = MemoryStore(clock=Clock())
     owner, _ = with_garbage(store, 3)
     tasks = tasks_of(store, owner, GcSettings(grace_ms=0, every_ms=0))
-    assert tasks.gc is None
-    tasks.expiry.make_pass()
+    assert GARBAGE_COLLECTION not in tasks.loops
+    expiring = tasks.loops[EXPIRY]
+    expiring.make_pass()
     assert len(list(store.list("sets/00/x-"))) == 3
-    assert tasks.expiry.status.last_ms is not None
-    assert tasks.expiry.status.interval_seconds == 24 * 3_600
+    assert expiring.status.last_ms is not None
+    assert expiring.status.interval_seconds == 24 * 3_600
 
 
 MIB = 1 << 20

@@ -24,7 +24,7 @@ from tests.archive.archive_builder import NOW_MS
 from tests.maintenance.compaction_scene import Scene
 from tests.maintenance.keyed_scene import KEYED, Table
 from tests.object_store.fault_store import Fault, FaultRule, FaultStore
-from tiered.archive.task import StoppedError, TaskLoop
+from tiered.archive.task import KEY_COMPACTION, StoppedError, TaskLoop
 from tiered.catalog.catalog_writer import CatalogWriter
 from tiered.catalog.commit import CommitDraft, CommitKind
 from tiered.catalog.index_refs import with_unindexed
@@ -338,20 +338,17 @@ def test_a_pass_compacts_what_is_new(tmp_path: Path) -> None:
     place = ChildStore(store.url, StoreOptions(), settings.compaction, "INFO")
     metrics = StoreMetrics()
     tasks.add_key_compaction(store, tmp_path / "spool", lambda share: ChildRewrite(place, metrics, share))
-    assert tasks._keys is not None
-    loop = tasks._keys
+    loop = tasks.loops[KEY_COMPACTION]
     (tmp_path / "spool").mkdir(exist_ok=True)
     loop.make_pass()
     assert not any((tmp_path / "spool").iterdir())
-    status = tasks.key_compaction
-    assert status is not None and status.last_ms is not None and not status.problem
+    status = tasks.figures["key_compaction"]
+    assert status.last_ms is not None and not status.problem
     assert status.rounds == 1 and 0 < status.kept_messages < status.read_messages
     found = table.check()
     loop.make_pass()
-    again = tasks.key_compaction
-    assert again is not None and (again.rounds, again.read_messages) == (1, status.read_messages), (
-        "nothing is new"
-    )
+    again = tasks.figures["key_compaction"]
+    assert (again.rounds, again.read_messages) == (1, status.read_messages), "nothing is new"
     assert table.check() == found
 
     report = StatusReport(cluster="c", key_compaction=status)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_tiered.process.broker_control import GroupOffsets, Leftover
-from rocketmq_tiered.process.detach import Detachment, DetachStep, LeftError, Waits
+from rocketmq_tiered.process.detach import Detachment, DetachStep, LeftError
 from rocketmq_tiered.process.uploader_job import ProcessPins, UploaderJob, Writer
 from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.pins import PinLimits, PinMethod
@@ -68,9 +68,7 @@ class Time:
 def detachment(broker: BrokerDouble, wait_s: float = 600) -> tuple[Detachment, list[DetachStep], Time]:
     said: list[DetachStep] = []
     clock = Time()
-    found = Detachment(
-        broker, Waits(wait_s), said.append, Clock(monotonic_s=lambda: clock.now_s, sleep=clock.sleep)
-    )  # type: ignore[arg-type]
+    found = Detachment(broker, wait_s, said.append, Clock(monotonic_s=lambda: clock.now_s, sleep=clock.sleep))  # type: ignore[arg-type]
     return found, said, clock
 
 

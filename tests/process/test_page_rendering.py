@@ -31,6 +31,7 @@ from tiered.clock import Clock
 from tiered.errors import UnavailableError
 from tiered.model.queue import QueueKey
 from tiered.model.tables import GAP_DTYPE, QUEUE_BATCH, QUEUE_HIDDEN, QUEUE_STATE_DTYPE
+from tiered.settings.sections import GcSettings
 
 
 def test_bodies_are_text_or_hex() -> None:
@@ -69,7 +70,7 @@ def test_findings_name_the_next_step() -> None:
     assert [finding.is_bad for finding in found] == [True, False, False]
     assert "2m 00s" in found[0].what and all(finding.step for finding in found)
     assert of_report(replace(REPORT, retention_margin_seconds=None)) == []
-    assert "3 gaps" in of_catalog(CatalogState(gaps=np.zeros(3, GAP_DTYPE)), 0, 0)[0].what
+    assert "3 gaps" in of_catalog(CatalogState(gaps=np.zeros(3, GAP_DTYPE)), 0, GcSettings())[0].what
     proxy = ProxyStatus("h:1", 1, True, (), 1, has_plain_accounts=True)
     slave = SlaveStatus("h:1", 1, True, (), 7, False, None, (), "refused")
     assert "TLS" in of_relay(proxy)[0].what and "refused" in of_relay(slave)[0].what
