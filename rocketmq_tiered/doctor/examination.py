@@ -64,14 +64,13 @@ from tiered.catalog.state import CatalogState
 from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.console import counted
 from tiered.errors import NoArchiveError, NotFoundError, TieredError, UsageError
-from tiered.formats import fastjson
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.bucket_probe import open_probe
 from tiered.object_store.interface import ObjectStore, StoreOptions
 from tiered.object_store.open_store import open_store, parse_url
 from tiered.object_store.prefixed import PrefixedStore
 from tiered.private_directory import check_private, exposed_parent
-from tiered.remoting.client import BrokerClient
+from tiered.remoting.client import BrokerClient, document_of
 from tiered.remoting.command import RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
@@ -204,19 +203,13 @@ def _name_servers(subject: BrokerSubject, reached: _Reached) -> CheckFinding:
             answer.code == ResponseCode.SUCCESS
             and reached.info
             and name
-            and name not in _brokers(answer.body)
+            and name not in (document_of(answer).get("brokerAddrTable") or {})
         ):
             lacking.append(server)
     if lacking:
         fix = "set namesrvAddr of the broker, and wait 30 s for its registration"
         return failed(f"broker {name} is not registered at name server {', '.join(lacking)}", fix)
     return ok(", ".join(servers))
-
-
-def _brokers(body: bytes) -> set[str]:
-    document = fastjson.loads(body)
-    table = document.get("brokerAddrTable") if isinstance(document, dict) else None
-    return set(table) if isinstance(table, dict) else set()
 
 
 def _unanswered(error: TieredError, address: str, origin: str, fix: str) -> CheckFinding:

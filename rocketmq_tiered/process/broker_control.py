@@ -10,11 +10,10 @@ Sources: RequestCode, AdminBrokerProcessor, ConsumerManageProcessor, ScheduleMes
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from tiered.errors import AccessDeniedError, CorruptionError, UnavailableError
-from tiered.formats import fastjson
+from tiered.errors import AccessDeniedError
 from tiered.model.queue import RETRY_PREFIX, SCHEDULE_TOPIC, TopicFilter
-from tiered.remoting.client import BrokerClient, is_refusal
-from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
+from tiered.remoting.client import ADMIN_HINT, BrokerClient, document_of
+from tiered.remoting.command import RequestCode, ResponseCode
 
 PERM_NONE: Final = 0
 PERM_READ: Final = 4
@@ -23,7 +22,6 @@ DELAY_LEVELS: Final = 18
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_"
-ADMIN_HINT: Final = "set broker.credentials_file to a file with an administrator's account"
 
 GroupOffsets = dict[str, dict[int, int]]
 """topic@group -> queue id -> offset."""
@@ -55,7 +53,9 @@ class BrokerControl:
 
     def set_permission(self, permission: int) -> None:
         """Set brokerPermission; brokers write it to their configuration file."""
-        self._done(RequestCode.UPDATE_BROKER_CONFIG, {}, f"brokerPermission={permission}\n".encode())
+        self._client.request(
+            RequestCode.UPDATE_BROKER_CONFIG, body=f"brokerPermission={permission}\n".encode()
+        )
 
     def produced(self) -> dict[tuple[str, int], int]:
         """The max offset of each queue, by (topic, queue id), of the topics that producers send to,
@@ -94,7 +94,7 @@ class BrokerControl:
             "queueId": str(queue_id),
             "commitOffset": str(offset),
         }
-        self._done(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        self._client.request(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
     def leftovers(self) -> list[Leftover]:
         """What the broker has accepted and delivers later: timers, messages with a delay level, transactions that are
@@ -128,7 +128,7 @@ class BrokerControl:
 
     def _revive_timers(self) -> int:
         answer = self._client.call(RequestCode.GET_TIMER_METRICS, {})
-        table = fastjson.loads(answer.body or b"{}") if answer.code == ResponseCode.SUCCESS else {}
+        table = document_of(answer) if answer.code == ResponseCode.SUCCESS else {}
         return int(table.get("timingCount", {}).get(f"{REVIVE_TOPIC}{self._cluster}", {}).get("count", 0))
 
     def _to_pop_again(self, offsets: GroupOffsets) -> int:
@@ -143,22 +143,5 @@ class BrokerControl:
         return count
 
     def _table(self, code: RequestCode) -> Mapping[str, Any]:
-        try:
-            document = fastjson.loads(self._done(code, {}).body or b"{}")
-        except CorruptionError as error:
-            raise UnavailableError(f"malformed response of the broker to {code.name}: {error}") from error
-        table = document.get("offsetTable") if isinstance(document, dict) else None
+        table = document_of(self._client.request(code)).get("offsetTable")
         return table if isinstance(table, dict) else {}
-
-    def _done(self, code: RequestCode, fields: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
-        """Send a request that has to succeed and return its response. Raises AccessDeniedError if the account has no
-        right to it, and UnavailableError for any other failure, which a retry may cure."""
-        answer = self._client.call(code, fields, body)
-        if is_refusal(answer):
-            raise AccessDeniedError(
-                f"the broker refuses {code.name}: {answer.remark or answer.code}",
-                hint=ADMIN_HINT,
-            )
-        if answer.code != ResponseCode.SUCCESS:
-            raise UnavailableError(f"the broker failed on {code.name}: {answer.remark or answer.code}")
-        return answer

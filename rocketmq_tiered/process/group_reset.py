@@ -11,15 +11,13 @@ import secrets
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from fetcher.archive import Archive
 from fetcher.queries.time_search import Boundary
 from rocketmq_tiered.server.backend.served_archive import BrokerTables
 from rocketmq_tiered.server.groups.group_state import GroupLog
-from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.formats import fastjson
-from tiered.remoting.client import BrokerClient
+from tiered.errors import NotFoundError, TieredError, UnavailableError
+from tiered.remoting.client import BrokerClient, document_of
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import ClientTls
@@ -172,14 +170,14 @@ class ServerGroups:
             if _is_online(client, group):
                 return True
             answer = _request(client, RequestCode.GET_CONSUME_STATS, consumerGroup=group)
-            if _document(client, answer).get("offsetTable"):
+            if document_of(answer).get("offsetTable"):
                 return True
         return False
 
     def plan(self, group: str, topic: str, start: Start) -> list[QueueMove]:
         """What a reset of ``group`` to ``start`` would do to each queue of ``topic`` at its brokers, for ``move``.
         Raises NotFoundError for an unknown topic, and UnavailableError if a broker does not answer or has no master."""
-        route = _document(self._names, _request(self._names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic))
+        route = document_of(_request(self._names, RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic))
         addresses = {
             str(data["brokerName"]): str(data["brokerAddrs"]["0"])
             for data in route.get("brokerDatas") or []
@@ -217,10 +215,9 @@ class ServerGroups:
 
     def _committed(self, broker: str, group: str, topic: str, queue_id: int) -> int | None:
         fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
-        answer = _call(self._brokers[broker], RequestCode.QUERY_CONSUMER_OFFSET, **fields)
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
-            return None
-        return int(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET).ext_fields["offset"])
+        code = RequestCode.QUERY_CONSUMER_OFFSET
+        answer = _request(self._brokers[broker], code, ResponseCode.QUERY_NOT_FOUND, **fields)
+        return int(answer.ext_fields["offset"]) if answer.code == ResponseCode.SUCCESS else None
 
     def move(self, group: str, topic: str, start: Start, moves: list[QueueMove]) -> list[QueueMove]:
         """Execute ``moves``, which ``plan`` has made for ``start``: connected members of the group get a reset, and
@@ -283,43 +280,27 @@ class ServerGroups:
 def _reset_at(client: BrokerClient, group: str, topic: str, **fields: object) -> dict[int, int]:
     """Request a reset at one broker (code 222) with the target in ``fields``. Returns the new offset by queue id; empty
     if the broker refuses the target."""
-    code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-    answer = _call(client, code, topic=topic, group=group, isForce="true", **fields)
-    if answer.code == ResponseCode.SYSTEM_ERROR:
-        return {}  # such as an offset below the broker's minimum
-    table = _document(client, _checked(answer, code)).get("offsetTable") or {}  # its keys are queues
+    code, fields = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": topic, "group": group, **fields}
+    # A broker answers SYSTEM_ERROR to a target such as an offset below its minimum.
+    answer = _request(client, code, ResponseCode.SYSTEM_ERROR, isForce="true", **fields)
+    if answer.code != ResponseCode.SUCCESS:
+        return {}
+    table = document_of(answer).get("offsetTable") or {}  # its keys are queues
     return {int(json.loads(queue)["queueId"]): int(offset) for queue, offset in table.items()}
 
 
 def _is_online(client: BrokerClient, group: str) -> bool:
-    answer = _call(client, RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
+    answer = client.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group})
     return answer.code == ResponseCode.SUCCESS
 
 
-def _call(client: BrokerClient, code: RequestCode, **fields: object) -> RemotingCommand:
-    return client.call(code, {name: str(value) for name, value in fields.items()})
-
-
-def _request(client: BrokerClient, code: RequestCode, **fields: object) -> RemotingCommand:
-    return _checked(_call(client, code, **fields), code)
-
-
-def _checked(answer: RemotingCommand, code: RequestCode) -> RemotingCommand:
-    if answer.code == ResponseCode.SUCCESS:
-        return answer
-    remark = answer.remark or f"code {answer.code}"
-    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-        raise NotFoundError(remark)
-    raise UnavailableError(f"the server refuses request {code.name}: {remark}")
+def _request(
+    client: BrokerClient, code: RequestCode, *accepted: ResponseCode, **fields: object
+) -> RemotingCommand:
+    """Send a request that has to succeed, or to be answered with one of the codes ``accepted``. Raises what
+    ``BrokerClient.request`` raises."""
+    return client.request(code, {name: str(value) for name, value in fields.items()}, accepted=accepted)
 
 
 def _number(client: BrokerClient, code: RequestCode, **fields: object) -> int:
     return int(_request(client, code, **fields).ext_fields["offset"])
-
-
-def _document(client: BrokerClient, answer: RemotingCommand) -> dict[str, Any]:
-    try:
-        found = fastjson.loads(answer.body)
-    except CorruptionError as error:
-        raise UnavailableError(f"malformed JSON in the response of {client!r}: {error}") from error
-    return found if isinstance(found, dict) else {}

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiered.errors import CorruptionError, NotFoundError, UnavailableError, UsageError
-from tiered.formats import fastjson
+from tiered.errors import NotFoundError, UnavailableError, UsageError
 from tiered.model.address import host_and_port
-from tiered.remoting.client import BrokerClient, is_refusal
+from tiered.remoting.client import BrokerClient, document_of, is_refusal
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 PERM_WRITE = 2
@@ -124,7 +123,7 @@ def _broker(client: BrokerClient, address: str, topics: RemotingCommand) -> Targ
         config["brokerName"],
         address,
         int(config.get("maxMessageSize") or _MAX_MESSAGE_BYTES),
-        _document(topics).get("topicConfigTable") or {},
+        document_of(topics).get("topicConfigTable") or {},
         bool(int(config.get("brokerPermission") or PERM_WRITE) & PERM_WRITE),
     )
 
@@ -134,21 +133,9 @@ def _masters(answer: RemotingCommand) -> dict[str, str]:
     Raises UnavailableError if the name server refused to answer."""
     if answer.code != ResponseCode.SUCCESS:
         raise UnavailableError(f"the name server does not list its brokers: {answer.remark or answer.code}")
-    table = _document(answer).get("brokerAddrTable") or {}
+    table = document_of(answer).get("brokerAddrTable") or {}
     return {
         str(name): str(data["brokerAddrs"]["0"])
         for name, data in table.items()
         if "0" in (data.get("brokerAddrs") or {})
     }
-
-
-def _document(answer: RemotingCommand) -> dict[str, Any]:
-    """Return the JSON object in the body of an answer; an empty one if the body is other JSON. Raises UnavailableError
-    for a body that is no JSON."""
-    try:
-        found = fastjson.loads(answer.body)
-    except (CorruptionError, RecursionError) as error:
-        raise UnavailableError(
-            f"the body of a response of the broker or name server is not JSON: {error}"
-        ) from error
-    return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from rocketmq_tiered.process.progress import Progress
 from tests.broker_store.unprivileged import run_unprivileged
 from tiered.clock import Clock
 from tiered.errors import AccessDeniedError, NotFoundError, StoreFullError, UnavailableError, UsageError
+from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand, RequestCode
 from tiered.settings.sections import BrokerSettings, Settings
 
@@ -53,7 +54,7 @@ TOPICS = {
 
 
 @dataclass
-class ClientDouble:
+class ClientDouble(BrokerClient):
     """``ends``: of queue 0 of each topic; ``offsets``: as the broker's table; ``timers``: pending, by topic."""
 
     ends: dict[str, int] = field(default_factory=dict)
@@ -66,7 +67,10 @@ class ClientDouble:
     def runtime_info(self) -> dict[str, str]:
         return {"timerCongestNum": str(sum(self.timers.values()))}
 
-    def call(self, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    def call(
+        self, code: int, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        fields = ext_fields or {}
         if code == RequestCode.GET_MAX_OFFSET:
             end = self.ends.get(fields["topic"], 0) if fields["queueId"] == "0" else 0
             return RemotingCommand(0, 0, ext_fields={"offset": str(end)})
@@ -79,7 +83,7 @@ class ClientDouble:
 
 
 def control(**state: Any) -> BrokerControl:
-    return BrokerControl(ClientDouble(**state), "c")  # type: ignore[arg-type]
+    return BrokerControl(ClientDouble(**state), "c")
 
 
 def test_producers_queues_are_those_of_users() -> None:

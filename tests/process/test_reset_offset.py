@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tiered.clock import Clock
 from tiered.formats.keys import archive_prefix
 from tiered.object_store.file import FileStore
 from tiered.object_store.prefixed import PrefixedStore
+from tiered.remoting.client import BrokerClient
 from tiered.remoting.command import RemotingCommand
 from tiered.settings.sections import ServeSettings, Settings
 
@@ -199,7 +200,7 @@ def test_an_unknown_group_exists_only_once_it_is_said_to_be_new(
     assert reset_offset(capsys, *place, *group)[0] == 0
 
 
-class StubbornBroker:
+class StubbornBroker(BrokerClient):
     """A live broker: one queue, group at 150, a member online; it moves no group below its first message, 100."""
 
     def __init__(
@@ -210,7 +211,10 @@ class StubbornBroker:
     def close(self) -> None:
         pass
 
-    def call(self, code: int, ext_fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
+    def call(
+        self, code: int, ext_fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        ext_fields = ext_fields or {}
         answer = {30: {"offset": "200"}, 31: {"offset": "50"}, 14: {"offset": "150"}}.get(code)
         if code == 105:
             route = {

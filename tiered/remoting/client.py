@@ -9,16 +9,17 @@ Sources: RequestCode, AdminBrokerProcessor, HARuntimeInfo.
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tiered.errors import CorruptionError, UnavailableError, UsageError
+from tiered.errors import AccessDeniedError, CorruptionError, NotFoundError, UnavailableError, UsageError
 from tiered.formats import fastjson
 from tiered.remoting.command import FrameDecoder, RemotingCommand, RequestCode, ResponseCode, encode
 from tiered.remoting.credentials import Credentials
 from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 
+ADMIN_HINT = "set broker.credentials_file to a file with an administrator's account"
 _RECEIVE_BYTES = 256 * 1024
 IN_FLIGHT, WRITE_BYTES = 256, 1 << 20
 """Of many requests: unanswered ones, and bytes that are written at once, except for a single larger request."""
@@ -66,6 +67,27 @@ class BrokerClient:
             [request], lambda _, answer: answers.append(answer), time.monotonic() + self._timeout_s
         )
         return answers[0]
+
+    def request(
+        self,
+        code: RequestCode,
+        ext_fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        accepted: Collection[int] = (),
+    ) -> RemotingCommand:
+        """As ``call``, but the response has to be a success, or its code one of ``accepted``. Raises AccessDeniedError
+        if the account has no right to the request, NotFoundError for an unknown topic, and UnavailableError for any
+        other failure, which a retry may cure."""
+        answer = self.call(code, ext_fields, body)
+        words = f"{code.name}: {answer.remark or answer.code}"
+        if is_refusal(answer):
+            raise AccessDeniedError(f"the broker refuses {words}", hint=ADMIN_HINT)
+        if answer.code == ResponseCode.SUCCESS or answer.code in accepted:
+            return answer
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NotFoundError(answer.remark or words)
+        raise UnavailableError(f"the broker failed on {words}")
 
     def call_many(
         self,
@@ -196,7 +218,7 @@ class BrokerClient:
             raise UnavailableError(
                 f"broker {self._address} failed to report its offsets: {answer.remark or answer.code}"
             )
-        table = _part(_document(answer), "table") or {}
+        table = _part(document_of(answer), "table") or {}
         return {str(name): str(value) for name, value in table.items()}
 
     def confirm_offset(self) -> int | None:
@@ -227,7 +249,7 @@ class BrokerClient:
 
     def _ask(self, code: RequestCode) -> dict[str, Any] | None:
         answer = self._asked(code)
-        return _document(answer) if answer.code == ResponseCode.SUCCESS else None
+        return document_of(answer) if answer.code == ResponseCode.SUCCESS else None
 
     def _asked(self, code: RequestCode) -> RemotingCommand:
         answer = self.call(code)
@@ -274,9 +296,11 @@ def _nonsense(why: object) -> UnavailableError:
     return UnavailableError(f"malformed response of the broker: {why}")
 
 
-def _document(answer: RemotingCommand) -> dict[str, Any]:
+def document_of(answer: RemotingCommand) -> dict[str, Any]:
+    """The JSON object in the body of a response; empty for an empty body, or one with other JSON. Raises
+    UnavailableError for a body that is no JSON."""
     try:
-        document = fastjson.loads(answer.body)
+        document = fastjson.loads(answer.body or b"{}")
     except (CorruptionError, RecursionError) as error:
         raise _nonsense(error) from error
     return document if isinstance(document, dict) else {}

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +24,9 @@ from fetcher.policy.read_policy import BrokerSide, HeldOffsets, LocalView, Resid
 from rocketmq_tiered.server.proxy.offset_merge import is_expiring, next_deletion_margin
 from rocketmq_tiered.server.proxy.proxy_handlers import Upstream
 from tiered.clock import MACHINE_CLOCK, Clock
-from tiered.errors import CorruptionError, NotFoundError, TieredError, UnavailableError
-from tiered.formats import fastjson
+from tiered.errors import NotFoundError, TieredError, UnavailableError
 from tiered.model.lru import Lru
+from tiered.remoting.client import document_of
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
 ASK_TIMEOUT_S = 3.0
@@ -42,7 +43,7 @@ async def query_log_begin(command: RemotingCommand, upstream: Upstream) -> int:
         answer = await upstream.call(_ask(command, RequestCode.GET_BROKER_RUNTIME_INFO), ASK_TIMEOUT_S)
     except UnavailableError:
         return UNKNOWN_PHYS
-    table = document_of(answer).get("table")
+    table = document_in(answer).get("table")
     text = table.get("commitLogMinOffset") if isinstance(table, Mapping) else None
     return int(text) if isinstance(text, str) and text.isdecimal() else UNKNOWN_PHYS
 
@@ -74,7 +75,7 @@ async def query_phys(command: RemotingCommand, upstream: Upstream, offset: int) 
     if SIGNATURE in command.ext_fields:
         return -1  # additional fields would break the signature
     query = _ask(command, RequestCode.QUERY_CONSUME_QUEUE, index=offset, count=1)
-    document = document_of(await upstream.call(query, ASK_TIMEOUT_S))
+    document = document_in(await upstream.call(query, ASK_TIMEOUT_S))
     rows = document.get("queueData")
     row = rows[0] if isinstance(rows, list) and rows else None
     if not isinstance(row, Mapping):
@@ -102,15 +103,11 @@ async def query_record(command: RemotingCommand, upstream: Upstream, offset_fiel
     return answer if answer.code == ResponseCode.SUCCESS else replace(answer, body=b"")
 
 
-def document_of(answer: RemotingCommand) -> Mapping[str, object]:
+def document_in(answer: RemotingCommand) -> Mapping[str, object]:
     """Return the JSON object in the body of a reply; empty if the reply is an error, or its body is no JSON object."""
-    if answer.code != ResponseCode.SUCCESS or not answer.body:
-        return {}
-    try:
-        found = fastjson.loads(answer.body)
-    except CorruptionError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+    with suppress(UnavailableError):
+        return document_of(answer) if answer.code == ResponseCode.SUCCESS else {}
+    return {}
 
 
 KNOWN_BYTES_MAX = 32 * 1024 * 1024

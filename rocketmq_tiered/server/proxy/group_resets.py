@@ -19,7 +19,7 @@ from fetcher.policy.read_router import ReadRouter
 from rocketmq_tiered.server.backend.offset_handlers import push_reset
 from rocketmq_tiered.server.groups.client_table import ClientTable, Member
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
-from rocketmq_tiered.server.proxy.broker_view import document_of, number_in
+from rocketmq_tiered.server.proxy.broker_view import document_in, number_in
 from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_S, MergedOffsets, offset_table
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.request import Request, Response
@@ -133,7 +133,7 @@ class GroupResets:
         members = here.members if here is not None else {}
         query = _command(command, RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
         # The broker's list is missing if it has no consumer of the group.
-        listed = document_of(await upstream.call(query, ANSWER_S)).get("consumerIdList")
+        listed = document_in(await upstream.call(query, ANSWER_S)).get("consumerIdList")
         names = set(map(str, listed)) if isinstance(listed, list) else set[str]()
         if not names <= members.keys() or (here is not None and members and here.consume_type != LISTENS):
             return None

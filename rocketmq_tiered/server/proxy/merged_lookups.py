@@ -26,7 +26,7 @@ from fetcher.queries.source import count_within
 from rocketmq_tiered.server.backend.backend import Backend
 from rocketmq_tiered.server.backend.lookup_handlers import key_count, records_by_key
 from rocketmq_tiered.server.groups.queue_locks import MessageQueue, queue_map
-from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_of, number_in
+from rocketmq_tiered.server.proxy.broker_view import BrokerViews, QueueState, document_in, number_in
 from rocketmq_tiered.server.proxy.offset_merge import joined_min, lower_by_time
 from rocketmq_tiered.server.proxy.proxy_handlers import ProxyHandlers, Upstream, relayed
 from rocketmq_tiered.server.wire.request import Buffer, Request, Response
@@ -244,7 +244,7 @@ Table = dict[MessageQueue, dict[str, Any]]
 def offset_table(answer: RemotingCommand) -> tuple[Table, dict[str, Any]]:
     """Return the table in a reply with statistics, by queue, and the other members of its body. Both are empty for a
     reply without such a table."""
-    document = dict(document_of(answer))
+    document = dict(document_in(answer))
     try:
         rows: Any = document.pop("offsetTable")
         table = {_queue_of(fastjson.loads(key)): dict(row) for key, row in rows.items()}
