@@ -25,20 +25,6 @@ class AttemptPolicy:
     rate_bytes_per_s_floor: int = 4 << 20
 
 
-@dataclass(frozen=True)
-class Retry:
-    """Start a new attempt after ``delay_ms``."""
-
-    delay_ms: int
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop and alarm."""
-
-    error: Exception
-
-
 def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failures: int) -> int:
     """How long an attempt to put ``size_bytes`` waits for its answer: as long as that takes at the lowest rate of
     ``policy``, doubled for each failure in a row after the first, up to a maximum. One unanswered attempt means a lost
@@ -49,17 +35,18 @@ def attempt_timeout_ms(policy: AttemptPolicy, size_bytes: int, consecutive_failu
     return min(policy.timeout_ms_max, timeout_ms)
 
 
-def after_failure(
+def retry_delay_ms(
     policy: AttemptPolicy, error: Exception, consecutive_failures: int, jitter: float
-) -> Retry | Stop:
-    """Whether a PUT is tried again after ``error``, and when. ``consecutive_failures``: how many failed in a row, this
-    one included. ``jitter``, in [0, 1), spreads the retries of several writers."""
+) -> int | None:
+    """After how long a PUT that failed with ``error`` is tried again; None: it is not, as a retry cannot help.
+    ``consecutive_failures``: how many failed in a row, this one included. ``jitter``, in [0, 1), spreads the retries of
+    several writers."""
     if not isinstance(error, UnavailableError):
-        return Stop(error)  # such as a missing permission: a retry cannot help
+        return None  # such as a missing permission
     if isinstance(error, UnansweredError) and consecutive_failures <= IMMEDIATE_RETRIES:
-        return Retry(0)
+        return 0
     exponent = consecutive_failures - 1
     if isinstance(error, UnansweredError):
         exponent -= IMMEDIATE_RETRIES  # the first retries did not wait
     ceiling_ms = min(policy.backoff_ms_max, policy.backoff_ms_first << min(max(exponent, 0), 16))
-    return Retry(int(ceiling_ms * (0.5 + jitter / 2)))
+    return int(ceiling_ms * (0.5 + jitter / 2))

@@ -44,8 +44,10 @@ class UploadCounters:
     commits: int = 0
     attempts_abandoned: int = 0
     gaps: int = 0
-    damaged_ranges: int = 0
-    lost_ranges: int = 0
+    damaged: int = 0
+    """Ranges of the commitlog."""
+    lost: int = 0
+    """Ranges of the commitlog."""
     set_aside: int = 0
     """Messages that the broker's queue does not have, as it used their offsets again."""
     last_error: str = ""

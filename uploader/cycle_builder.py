@@ -24,7 +24,7 @@ from tiered.model.queue import QueueKey
 from tiered.model.tables import QUEUE_LMQ, GapReason
 from tiered.object_store.abandonment import Abandonment, abandonable
 from tiered.object_store.interface import Body, put_own
-from uploader.attempts import Stop, after_failure, attempt_timeout_ms
+from uploader.attempts import attempt_timeout_ms, retry_delay_ms
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_draft import gap_reason, object_key
 from uploader.cycle_plan import CyclePlan
@@ -267,8 +267,8 @@ class CycleBuilder:
         if attempt is None or error is None:
             return
         context, counters = self._context, self._counters
-        step = after_failure(context.policy, error, cycle.failures + 1, context.jitter())
-        if isinstance(step, Stop) and self._in_flight.oldest() is not cycle:
+        delay_ms = retry_delay_ms(context.policy, error, cycle.failures + 1, context.jitter())
+        if delay_ms is None and self._in_flight.oldest() is not cycle:
             return  # older cycles are committed first
         cycle.failures += 1
         counters.attempts_abandoned += len(attempt.keys)
@@ -287,9 +287,9 @@ class CycleBuilder:
         attempt.encoded.clear()
         attempt.timers.clear()
         cycle.attempt = None
-        if isinstance(step, Stop):
-            raise step.error
-        cycle.retry_at_s = now_s + step.delay_ms / 1000
+        if delay_ms is None:
+            raise error
+        cycle.retry_at_s = now_s + delay_ms / 1000
 
     def _start_again(self, cycle: Cycle) -> None:
         """Start the next attempt of a cycle that failed: the newest one together with newer data, so planned again."""

@@ -1,12 +1,11 @@
 """Keys of a cycle's objects, and its commit. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from tiered.catalog.commit import CommitDraft, CommitKind
-from tiered.catalog.state import CatalogState, LogCheck
+from tiered.catalog.state import CatalogState
 from tiered.formats.keys import batch_id, data_key, set_key
 from tiered.formats.segment import EncodedSegment
 from tiered.model.queue_roster import united
@@ -15,17 +14,6 @@ from uploader.cycle_plan import CyclePlan, ObjectPlan
 from uploader.log_batch import LogBatch
 from uploader.log_evidence import hosts_setting
 from uploader.skipped_log import skipped_settings
-
-
-@dataclass(frozen=True)
-class CycleRange:
-    """The physical range of a cycle in one log history and epoch; ``check`` covers its last bytes."""
-
-    epoch: int
-    history: int
-    from_phys: int
-    to_phys: int
-    check: LogCheck
 
 
 def gap_reason(*, is_lost: bool, is_damaged: bool, was_damaged: bool, was_lost: bool) -> GapReason:
@@ -64,12 +52,12 @@ def cycle_draft(
     plan: CyclePlan,
     keys: Sequence[str],
     encoded: Sequence[EncodedSegment],
-    place: CycleRange,
     batch: LogBatch,
+    state: CatalogState,
 ) -> CommitDraft:
-    """The commit of one cycle, whose objects are stored under ``keys``: their runs, gaps, and settings that record what
-    was skipped in ``batch``, from which the cycle was planned. The caller adds the time, tables of the broker and
-    garbage."""
+    """The commit after ``state`` of one cycle, whose objects are stored under ``keys``: their runs, gaps, and settings
+    that record what was skipped in ``batch``, from which the cycle was planned. The caller adds the time, tables of the
+    broker and garbage."""
     gap_queues = [gap.queue for gap in plan.gaps]
     queues_of_objects = [item.queues for item in plan.objects]
     queues, numbers = united([*queues_of_objects, gap_queues] if gap_queues else queues_of_objects)
@@ -86,7 +74,7 @@ def cycle_draft(
             segment.size_bytes,
             segment.tail_bytes,
             segment.tail_crc32c,
-            place.epoch,
+            state.epoch,
             segment.min_phys,
             segment.end_phys,
             segment.raw_bytes,
@@ -97,14 +85,14 @@ def cycle_draft(
         gaps[i] = (numbers[-1][i], gap.reason, gap.begin_queue_offset, gap.end_queue_offset)
     return CommitDraft(
         kind=CommitKind.APPEND,
-        history=place.history,
-        from_phys=place.from_phys,
-        to_phys=place.to_phys,
-        check=place.check,
+        history=state.cursor.history,
+        from_phys=batch.from_phys,
+        to_phys=batch.to_phys,
+        check=batch.log_check() or state.cursor.check,
         queues=queues,
         runs=concatenated(run_tables, RUN_DTYPE),
         objects=objects,
         object_keys=list(keys),
         gaps=gaps,
-        settings=skipped_settings(batch, place.history) | hosts_setting(batch),
+        settings=skipped_settings(batch, state.cursor.history) | hosts_setting(batch),
     )

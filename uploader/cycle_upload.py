@@ -20,7 +20,7 @@ from tiered.model.tables import GapReason
 from uploader.broker_state_archive import BrokerStateArchive
 from uploader.cycle import Attempt, Cycle, CyclesInFlight, UploadContext, UploadCounters
 from uploader.cycle_builder import IN_FLIGHT_MAX, CycleBuilder
-from uploader.cycle_draft import CycleRange, cycle_draft, draft_in_place
+from uploader.cycle_draft import cycle_draft, draft_in_place
 from uploader.double_buffer import DoubleBuffer
 from uploader.log_batch import LogBatch
 from uploader.log_evidence import with_known_hosts
@@ -100,8 +100,8 @@ class CycleUploader:
         counters.stored_bytes += sum(encoded.size_bytes for encoded in attempt.encoded)
         counters.objects += len(attempt.keys)
         counters.gaps += len(cycle.plan.gaps)
-        counters.damaged_ranges += len(cycle.batch.damaged)
-        counters.lost_ranges += len(cycle.batch.lost)
+        counters.damaged += len(cycle.batch.damaged)
+        counters.lost += len(cycle.batch.lost)
         for gap in cycle.plan.gaps:
             was_excluded = gap.reason is GapReason.EXCLUDED
             logger.log(
@@ -148,11 +148,9 @@ class CycleUploader:
         broker's tables, and the keys of abandoned attempts as garbage."""
         batch = cycle.batch
         state = self._context.writer.state
-        check = batch.log_check() or state.cursor.check
-        cycle_range = CycleRange(state.epoch, state.cursor.history, batch.from_phys, batch.to_phys, check)
         # The keys of segments come first; that of timers, if there are any, last.
         segment_keys = attempt.keys[: len(attempt.encoded)]
-        draft = cycle_draft(cycle.plan, segment_keys, attempt.encoded, cycle_range, batch)
+        draft = cycle_draft(cycle.plan, segment_keys, attempt.encoded, batch, state)
         return replace(
             draft,
             timers=[TimerRef.of(timers, state.epoch, attempt.timers_number) for timers in attempt.timers],

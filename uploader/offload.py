@@ -570,7 +570,7 @@ class Offloader:
         end_phys = self._dispatcher.cursor
         referenced_phys = referenced_end_phys(index, state, end_phys, shown=shown, topics=self._topic_filter)
         if referenced_phys > end_phys:
-            self._uploader.counters.lost_ranges += 1
+            self._uploader.counters.lost += 1
             file = self._log.file_at(max(end_phys - 1, 0))
             logger.warning(
                 "commitlog truncated: its last messages cannot be archived",
@@ -592,20 +592,11 @@ class Offloader:
 
     def _result(self, from_phys: int) -> OffloadResult:
         """What this process archived and met. ``from_phys``: where it began to read the log."""
-        counters = self._uploader.counters
         state = self._writer.state_or_none
         return OffloadResult(
-            messages=counters.messages,
-            raw_bytes=counters.raw_bytes,
-            stored_bytes=counters.stored_bytes,
-            commits=counters.commits,
-            objects=counters.objects,
+            **vars(self._uploader.counters),
             from_phys=from_phys,
             to_phys=from_phys if state is None else state.cursor.phys,
-            gaps=counters.gaps,
-            damaged=counters.damaged_ranges,
-            lost=counters.lost_ranges,
-            set_aside=counters.set_aside,
             hidden=self._metadata.hidden,
             shown_again=self._metadata.shown_again,
             missing=len(self._metadata.missing),

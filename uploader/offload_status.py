@@ -16,21 +16,12 @@ from tiered.settings.topic_rules import TopicRules
 from uploader.cycle_upload import UploadCounters
 
 
-@dataclass(frozen=True)
-class OffloadResult:
+@dataclass(kw_only=True)
+class OffloadResult(UploadCounters):
     """Counts of one run; offsets are physical."""
 
-    messages: int
-    raw_bytes: int
-    stored_bytes: int
-    commits: int
-    objects: int
     from_phys: int
     to_phys: int
-    gaps: int
-    damaged: int
-    lost: int
-    set_aside: int
     hidden: int
     shown_again: int
     missing: int

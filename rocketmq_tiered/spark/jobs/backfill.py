@@ -70,7 +70,7 @@ class BackfillOptions:
     same_broker: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BackfillReport(OffloadResult):
     """The result for one store directory."""
 
