@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,10 @@ from rocketmq_tiered.process.loaded_archive import rules_in
 from tiered.archive.timers import TimerCounts, TimerFiles
 from tiered.catalog.hidden_history import HistoryListing, list_histories
 from tiered.catalog.pages import RunIndex
-from tiered.catalog.queue_directory import QueueDirectory
 from tiered.catalog.state import CatalogState
 from tiered.errors import ObjectTooLargeError, TieredError, UnavailableError
 from tiered.model.queue import QueueKey
-from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED
+from tiered.model.tables import QUEUE_BATCH, QUEUE_EXPIRED, QUEUE_HIDDEN, QUEUE_SUPERSEDED, Table
 from tiered.object_store.interface import ObjectInfo, ObjectStore
 from tiered.object_store.request_metrics import StoreMetrics
 from tiered.settings.sections import Settings
@@ -46,34 +45,14 @@ from tiered.settings.topic_rules import TopicRule
 ORDERS = ("topic", "queues", "messages", "bytes", "newest")
 
 
-class TopicNumbers:
-    """A number for each topic of a directory, which only grows: known rows are not counted again."""
-
-    def __init__(self) -> None:
-        self._directory: QueueDirectory | None = None
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self._of_row: list[int] = []
-
-    def of_rows(self, state: CatalogState) -> NDArray[np.int64]:
-        """Return for each row of the queue table of ``state`` the number of the queue's topic, an index of
-        ``names``."""
-        if self._directory is not state.directory:  # another directory numbers its rows differently
-            self._directory = state.directory
-            self.names, self._numbers, self._of_row = [], {}, []
-        for key in state.directory.roster.keys[
-            len(self._of_row) : state.queue_count
-        ]:  # rows that came since the last call
-            number = self._numbers.setdefault(key.topic, len(self.names))
-            if number == len(self.names):
-                self.names.append(key.topic)
-            self._of_row.append(number)
-        return np.array(self._of_row[: state.queue_count], np.int64)
+TOPIC_DTYPE: Final = np.dtype(
+    [(name, np.int64) for name in ("queues", "messages", "bytes", "newest", "gaps")]
+)
+"""A topic's shown queues, their messages, bytes before compression, newest store time in ms, and gaps."""
 
 
-@dataclass(frozen=True)
-class TopicRow:
-    """One topic. ``rows``: of its shown queues in the catalog; ``bytes``: before compression."""
+class TopicRow(NamedTuple):
+    """One topic: its name, and a row of TOPIC_DTYPE."""
 
     topic: str
     queues: int
@@ -85,27 +64,16 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class TopicSummary:
-    """Topics with at least one shown queue, each array with one entry a topic. ``hidden``: messages of deleted topics
-    and earlier generations."""
+    """Topics with at least one shown queue, and a TOPIC_DTYPE row for each. ``hidden``: messages of deleted topics and
+    earlier generations."""
 
     names: tuple[str, ...]
-    queues: NDArray[np.int64]
-    messages: NDArray[np.int64]
-    bytes: NDArray[np.int64]
-    newest_ms: NDArray[np.int64]
-    gaps: NDArray[np.int64]
+    table: Table
     hidden: int
 
     def row(self, i: int) -> TopicRow:
-        """Return the figures of the topic with index ``i`` of the arrays, as Python numbers."""
-        return TopicRow(
-            self.names[i],
-            int(self.queues[i]),
-            int(self.messages[i]),
-            int(self.bytes[i]),
-            int(self.newest_ms[i]),
-            int(self.gaps[i]),
-        )
+        """Return the figures of the topic with index ``i``, as Python numbers."""
+        return TopicRow(self.names[i], *self.table[i].item())
 
     def chosen(self, pattern: str, order: str) -> list[int]:
         """Return the indexes of the topics whose name contains ``pattern``, in upper or lower case. ``order``, one of
@@ -113,22 +81,20 @@ class TopicSummary:
         wanted = pattern.casefold()
         indexes: Iterable[int] = range(len(self.names))
         if order != "topic":
-            column: NDArray[Any] = self.newest_ms if order == "newest" else getattr(self, order)
-            indexes = np.argsort(-column, kind="stable").tolist()
+            indexes = np.argsort(-self.table[order], kind="stable").tolist()
         return [i for i in indexes if wanted in self.names[i].casefold()]
 
     def message_bytes(self) -> dict[str, tuple[int, int]]:
         """Topic to messages and their bytes before compression, as maintenance.cost.topic_costs takes them."""
-        return {name: (int(self.messages[i]), int(self.bytes[i])) for i, name in enumerate(self.names)}
+        return dict(zip(self.names, self.table[["messages", "bytes"]].tolist(), strict=True))
 
 
-def summarize(
-    state: CatalogState, numbers: TopicNumbers, expired_bytes: NDArray[np.int64] | int = 0
-) -> TopicSummary:
+def summarize(state: CatalogState, expired_bytes: NDArray[np.int64] | int = 0) -> TopicSummary:
     """Sum up the queues of ``state`` by topic, in order of the topics' names. Deleted topics and earlier generations of
     recreated ones are not included, but for the number of their messages. ``expired_bytes``: for each row of the queue
     table the message bytes that expiry has hidden, which are not counted."""
-    topic_of_row, table = numbers.of_rows(state), state.table
+    roster, table = state.directory.roster, state.table
+    topic_of_row = roster.columns(np.arange(state.queue_count))["topic"]
     # A row of a batch queue holds several messages, so that offsets count them; key compaction leaves holes in others.
     is_batch = (table["flags"] & QUEUE_BATCH) != 0
     offsets = table["end_queue_offset"] - table["min_queue_offset"]
@@ -138,25 +104,16 @@ def summarize(
     is_deleted = table["flags"] & (QUEUE_HIDDEN | QUEUE_SUPERSEDED) == QUEUE_HIDDEN
     is_shown = (table["flags"] & QUEUE_HIDDEN) == 0
     topics = topic_of_row[is_shown]
-    topic_count = len(numbers.names)
-    newest_ms, message_sums, byte_sums = np.zeros((3, topic_count), np.int64)
-    np.maximum.at(newest_ms, topics, table["max_store_timestamp"][is_shown])
-    np.add.at(message_sums, topics, messages[is_shown])
-    np.add.at(byte_sums, topics, living_bytes[is_shown])
-    queues = np.bincount(topics, minlength=topic_count)
+    figures = np.zeros(len(roster.topics), TOPIC_DTYPE)
+    np.add.at(figures["queues"], topics, 1)
+    np.add.at(figures["messages"], topics, messages[is_shown])
+    np.add.at(figures["bytes"], topics, living_bytes[is_shown])
+    np.maximum.at(figures["newest"], topics, table["max_store_timestamp"][is_shown])
     queues_with_gap = state.gaps["queue"][is_shown[state.gaps["queue"]]]
-    gaps = np.bincount(topic_of_row[queues_with_gap], minlength=topic_count)
-    present = sorted(np.flatnonzero(queues).tolist(), key=lambda number: numbers.names[number])
-    order = np.array(present, np.int64)
-    return TopicSummary(
-        tuple(numbers.names[number] for number in present),
-        queues[order],
-        message_sums[order],
-        byte_sums[order],
-        newest_ms[order],
-        gaps[order],
-        int(messages[is_deleted].sum()),
-    )
+    np.add.at(figures["gaps"], topic_of_row[queues_with_gap], 1)
+    present = sorted(np.flatnonzero(figures["queues"]).tolist(), key=roster.topics.__getitem__)
+    names = tuple(roster.topics[number] for number in present)
+    return TopicSummary(names, figures[np.array(present, np.int64)], int(messages[is_deleted].sum()))
 
 
 CATALOG_KEPT_S = 5.0
@@ -219,7 +176,6 @@ class ArchiveView:
         """The archive that was opened for the pages, if there is no shared one."""
         self._adopted: tuple[float, CatalogState] | None = None
         """When this process committed last, and the state of the catalog since then."""
-        self._numbers = TopicNumbers()
         self._last: Contents | None = None
         self._is_expired_known = True
         """Whether there was time to find the expired bytes of all queues for ``_last``."""
@@ -323,7 +279,7 @@ class ArchiveView:
         rules = self._rules_at(access.store, state)
         if last is None or last.state is not state or last.rules is not rules or not self._is_expired_known:
             expired = self._expired_bytes(access)
-            last = self._last = Contents(state, summarize(state, self._numbers, expired), rules)
+            last = self._last = Contents(state, summarize(state, expired), rules)
         return last
 
     def _run_index(self, access: ArchiveAccess) -> RunIndex:
@@ -377,7 +333,7 @@ class ArchiveView:
         # Listing a large archive again takes long: its cost is kept for longer.
         self._cost.keep_s = min(COST_KEPT_MAX_S, COST_KEPT_S * (1 + use.stored_objects // 1000))
         prices = Prices()
-        messages = summarize(access.state, TopicNumbers(), self._expired_bytes(access)).message_bytes()
+        messages = summarize(access.state, self._expired_bytes(access)).message_bytes()
         topics = {cost.topic: cost for cost in topic_costs(use, messages, prices)}
         month, is_priced = month_cost(use, prices, self._counts()), not access.store.url.startswith("file:")
         return ArchiveCost(use, month, prices, topics, time.time(), is_priced)

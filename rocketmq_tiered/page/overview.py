@@ -140,7 +140,7 @@ def _archive_facts(contents: Contents, report: StatusReport | None) -> list[tupl
         *_upkeep(state, report),
         ("Catalog version", count_text(state.version)),
         ("Last commit", date_text(state.created_ms)),
-        ("Newest message", date_text(int(contents.topics.newest_ms.max(initial=0)))),
+        ("Newest message", date_text(int(contents.topics.table["newest"].max(initial=0)))),
         ("Times", "UTC"),
     ]
 

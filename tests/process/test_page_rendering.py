@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rocketmq_tiered.cli.rendering import BodyForm, is_charset, jsonl_line
-from rocketmq_tiered.page.archive_view import TopicNumbers, summarize
+from rocketmq_tiered.page.archive_view import summarize
 from rocketmq_tiered.page.kept_values import History
 from rocketmq_tiered.page.messages import body_text_of, hex_dump
 from rocketmq_tiered.page.overview import _upkeep, severity_of
@@ -151,8 +151,7 @@ def test_queues_are_summed_up_by_topic() -> None:
     state.table["end_queue_offset"][4] = 110
     gaps = np.zeros(2, GAP_DTYPE)
     gaps["queue"] = 5, 0
-    numbers = TopicNumbers()
-    found = summarize(replace(state, gaps=gaps), numbers)
+    found = summarize(replace(state, gaps=gaps))
     assert found.names == ("t1", "t2") and found.row(0).messages == 140 and found.row(1).messages == 40
     assert found.row(0).gaps == 1 and found.row(0).bytes == 4000 and found.row(1).newest_ms == 11
     assert found.chosen("T", "messages") == [0, 1] and found.chosen("2", "topic") == [1]
@@ -162,7 +161,7 @@ def test_queues_are_summed_up_by_topic() -> None:
         directory=state.directory.extended(12, [QueueKey("t0", 9, 0)]),
         table=np.append(state.table, state.table[-1:]),
     )
-    assert summarize(more, numbers).names == ("t0", "t1", "t2"), "the same directory, extended"
+    assert summarize(more).names == ("t0", "t1", "t2"), "the same directory, extended"
 
 
 QUEUE = QueueKey("t", 3, 0)
