@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rocketmq_tiered.doctor.check import Check, CheckFinding, failed, not_checked, ok
 from rocketmq_tiered.process.findings import MARGIN_BAD_SHARE
 from rocketmq_tiered.process.lag import retention_margin_s
 from tiered.broker_store.conf import BrokerConf
-from tiered.broker_store.pins import PinLimits
+from tiered.broker_store.pins import PinLimits, measure_disk
 from tiered.broker_store.retention import DiskUse, short_margin_s
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.state import CatalogState
@@ -25,27 +26,21 @@ FILES_CHECKED_MAX = 20_000
 
 
 @dataclass(frozen=True)
-class StoreAccess:
-    """System calls of these checks, injected."""
-
-    disk_use: Callable[[Path], DiskUse]
-    link: Callable[[Path, Path], None] = os.link
-    may_read: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK)
-
-
-@dataclass(frozen=True)
 class StoreSubject:
     """What is checked. ``opened`` returns the store, or raises what opening raises. ``archived``: the archive and its
-    state; None: there is no archive yet."""
+    state; None: there is no archive yet. System calls are injected."""
 
     opened: Callable[[], BrokerStore]
     pin_directories: tuple[Path, ...]
     limits: PinLimits
     archived: Callable[[], tuple[ObjectStore, CatalogState] | None]
     has_pins: bool = True
+    disk_use: Callable[[Path], DiskUse] = measure_disk
+    link: Callable[[Path, Path], None] = os.link
+    may_read: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK)
 
 
-def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
+def store_checks(subject: StoreSubject) -> list[Check]:
     """The checks of the broker's store directory, apart from its retention margin: can it be opened, read, linked, and
     has its disk enough space."""
     needs = ("broker-store",)
@@ -54,19 +49,27 @@ def store_checks(subject: StoreSubject, access: StoreAccess) -> list[Check]:
         Check(
             "broker-store-permissions",
             "store permissions",
-            lambda: permissions(subject.opened(), access),
+            lambda: permissions(subject),
             needs,
         ),
         Check("broker-tables", "the broker's tables", lambda: tables(subject.opened()), needs),
-        Check("pins", "pins (hard links)", lambda: pins(subject, access), needs),
-        Check("disk-space", "disk space", lambda: disk_space(subject, access), needs),
+        Check("pins", "pins (hard links)", lambda: pins(subject), needs),
+        Check("disk-space", "disk space", lambda: disk_space(subject), needs),
     ]
 
 
-def margin_check(subject: StoreSubject) -> Check:
-    """The retention margin. It reads the archive: a bucket that cannot be read is not reported again."""
-    needs = ("broker-store", "archive")
-    return Check("retention-margin", "retention margin", lambda: margin(subject), needs)
+def archive_checks(subject: StoreSubject) -> list[Check]:
+    """Whether `tiered run` would continue the archive with this log, and the retention margin. Both read the archive: a
+    bucket that cannot be read is not reported again."""
+    return [
+        Check(
+            "log-continues",
+            "log of the broker",
+            lambda: continuation(subject),
+            ("broker-store", "bucket-list", "bucket-read"),
+        ),
+        Check("retention-margin", "retention margin", lambda: margin(subject), ("broker-store", "archive")),
+    ]
 
 
 def _directory(store: BrokerStore) -> CheckFinding:
@@ -76,14 +79,12 @@ def _directory(store: BrokerStore) -> CheckFinding:
     return ok(f"{store.path}: {len(files)} commitlog files, {size_text(size)}; consume queues in {kind}")
 
 
-def permissions(store: BrokerStore, access: StoreAccess) -> CheckFinding:
+def permissions(subject: StoreSubject) -> CheckFinding:
     """Whether this user can read the files of the store, up to FILES_CHECKED_MAX of them."""
-    count = 0
-    for path in _paths(store):
-        if count >= FILES_CHECKED_MAX:
-            break
+    store, count = subject.opened(), 0
+    for path in islice(_paths(store), FILES_CHECKED_MAX):
         count += 1
-        if not access.may_read(path):
+        if not subject.may_read(path):
             return failed(
                 f"user {os.geteuid()} cannot read {path}",
                 f"run as the broker's user, or allow it: setfacl -R -m u:{os.geteuid()}:rX {store.path}",
@@ -113,7 +114,7 @@ def _paths(store: BrokerStore) -> Iterator[Path]:
         yield from (Path(parent, name) for name in files)
 
 
-def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
+def pins(subject: StoreSubject) -> CheckFinding:
     """Whether commitlog files can be kept by hard links (pins) until they are archived: links one into a pin directory,
     and removes the link."""
     if not subject.has_pins:
@@ -124,7 +125,7 @@ def pins(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
     problem: tuple[Path, OSError] | None = None
     for directory in subject.pin_directories:
         try:
-            _try_link(source, directory, access.link)
+            _try_link(source, directory, subject.link)
         except FileNotFoundError:
             return not_checked(f"the broker deleted {source} during the check")
         except OSError as error:
@@ -163,12 +164,12 @@ def _pin_fix(source: Path, error: OSError) -> str:
     return "set pins.directory to a directory of a file system with hard links"
 
 
-def disk_space(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
+def disk_space(subject: StoreSubject) -> CheckFinding:
     """How full the disk of the commitlog is, compared with the thresholds from which no files are pinned, and from
     which the broker deletes files early or refuses messages."""
     store = subject.opened()
     conf = store.conf or BrokerConf()
-    use = access.disk_use(store.commit_log.files[-1].path if store.commit_log.files else store.path)
+    use = subject.disk_use(store.commit_log.files[-1].path if store.commit_log.files else store.path)
     free = size_text((1 - use.used_ratio) * use.capacity_bytes)
     limits = subject.limits
     thresholds = (
@@ -179,12 +180,6 @@ def disk_space(subject: StoreSubject, access: StoreAccess) -> CheckFinding:
     if use.used_ratio >= limits.create_below_ratio:
         return failed(text, "free space on the broker's disk, or lower fileReservedTime of the broker")
     return ok(text)
-
-
-def continuation_check(subject: StoreSubject) -> Check:
-    """Whether `tiered run` would continue the archive with this log."""
-    needs = ("broker-store", "bucket-list", "bucket-read")
-    return Check("log-continues", "log of the broker", lambda: continuation(subject), needs)
 
 
 def continuation(subject: StoreSubject) -> CheckFinding:

@@ -18,13 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from rocketmq_tiered.doctor.broker_store import (
-    StoreAccess,
-    StoreSubject,
-    continuation_check,
-    margin_check,
-    store_checks,
-)
+from rocketmq_tiered.doctor.broker_store import StoreSubject, archive_checks, store_checks
 from rocketmq_tiered.doctor.bucket_rules import rule_checks
 from rocketmq_tiered.doctor.check import (
     Check,
@@ -45,6 +39,7 @@ from rocketmq_tiered.process.broker_side import (
     name_servers_of,
     names_of,
     open_store_of,
+    pin_directories,
     read_conf,
     store_path,
     tls_of,
@@ -55,7 +50,7 @@ from tiered.archive.found_objects import objects_at_end
 from tiered.archive.verify_listing import newest_missing
 from tiered.broker_store.conf import BrokerConf, BrokerNames
 from tiered.broker_store.liveness import Liveness, LivenessReport, ask_liveness
-from tiered.broker_store.pins import PinLimits, measure_disk
+from tiered.broker_store.pins import PinLimits
 from tiered.broker_store.store import BrokerStore
 from tiered.catalog.archives import list_archives
 from tiered.catalog.catalog_reader import load, standing
@@ -334,7 +329,7 @@ class Examination:
             Check("archive", "archive", lambda: self._archive(names), ("bucket-list", "bucket-read"))
         )
         if subject is not None:
-            checks += [continuation_check(subject), margin_check(subject)]
+            checks += archive_checks(subject)
         return run_checks(checks, self._policy)
 
     # -- names and paths --------------------------------------------------------------------------------------
@@ -398,24 +393,19 @@ class Examination:
         if subject is None:
             why = "give --store DIRECTORY or --broker-conf FILE"
             return [Check("broker-store", "store directory", lambda: not_checked(why))]
-        return store_checks(subject, StoreAccess(measure_disk))
+        return store_checks(subject)
 
     def _store_subject(self, names: BrokerNames, state_dir: Path | None) -> StoreSubject | None:
         """What the checks of the broker's store examine; None if no store was given."""
         if not self._has_store():
             return None
-        settings = self._settings.pins
-        store = store_path(self._settings, self._conf)
-        usual = [store.with_name(f"{store.name}.tiered-pins")]
-        if state_dir is not None:
-            usual.insert(0, state_dir / "pins")
-        places = [Path(settings.directory)] if settings.directory else usual
+        places, _ = pin_directories(self._settings, self._conf, state_dir)
         return StoreSubject(
             self._broker_store,
             tuple(places),
             PinLimits().below_broker(self._conf or BrokerConf()),
             lambda: self._archived(names),
-            settings.enabled,
+            self._settings.pins.enabled,
         )
 
     def _archived(self, names: BrokerNames) -> tuple[ObjectStore, CatalogState] | None:

@@ -200,13 +200,14 @@ def store_path(settings: Settings, conf: BrokerConf | None) -> Path:
 
 
 def pin_directories(
-    settings: Settings, conf: BrokerConf | None, state_dir: Path
+    settings: Settings, conf: BrokerConf | None, state_dir: Path | None
 ) -> tuple[list[Path], list[Path]]:
     """The directories for hard links to the broker's commitlog files (pins), which must be on the same file system as
     the store: those to be used, the first that works, and those that `tiered run` may have used before with other
-    settings."""
+    settings. ``state_dir``: None if it is not known."""
     store = store_path(settings, conf)
-    default = [state_dir / "pins", store.with_name(f"{store.name}.tiered-pins")]
+    own = [] if state_dir is None else [state_dir / "pins"]
+    default = [*own, store.with_name(f"{store.name}.tiered-pins")]
     return ([Path(settings.pins.directory)], default) if settings.pins.directory else (default, [])
 
 

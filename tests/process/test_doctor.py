@@ -5,13 +5,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_tiered.doctor import examination
-from rocketmq_tiered.doctor.broker_store import StoreAccess, StoreSubject, margin, store_checks
+from rocketmq_tiered.doctor.broker_store import StoreSubject, margin, store_checks
 from rocketmq_tiered.doctor.bucket_rules import judge_lifecycle, judge_lock, judge_versioning
 from rocketmq_tiered.doctor.check import (
     Check,
@@ -229,14 +230,15 @@ def test_what_stays_of_deleted_objects_and_until_when() -> None:
 @pytest.fixture
 def subject(real_store: Callable[[str], Path], tmp_path: Path) -> StoreSubject:
     store = open_broker_store(real_store("F") / "store")
-    return StoreSubject(lambda: store, (tmp_path / "state" / "pins",), PinLimits(), lambda: None)
+    pins = (tmp_path / "state" / "pins",)
+    return StoreSubject(lambda: store, pins, PinLimits(), lambda: None, disk_use=lambda _: ROOMY)
 
 
-ROOMY = StoreAccess(lambda path: DiskUse(0.25, 100 << 30))
+ROOMY = DiskUse(0.25, 100 << 30)
 
 
 def test_a_good_store_directory(subject: StoreSubject, tmp_path: Path) -> None:
-    results = results_of(store_checks(subject, ROOMY))
+    results = results_of(store_checks(subject))
     assert not failures(results), results
     assert margin(subject).outcome is Outcome.NOT_CHECKED
     assert "25% of the disk is used, 75.0 GiB are free; no pins above 65%" in results["disk-space"].detail
@@ -251,7 +253,7 @@ def test_links_that_fail_name_the_reason(subject: StoreSubject, code: int, fix: 
     def link(source: Path, target: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    found = results_of(store_checks(subject, replace(ROOMY, link=link)))["pins"]
+    found = results_of(store_checks(replace(subject, link=link)))["pins"]
     assert found.outcome is Outcome.FAILED and fix in found.fix
 
 
@@ -259,7 +261,7 @@ def test_a_store_that_does_not_open_is_one_failure(tmp_path: Path) -> None:
     def missing() -> BrokerStore:
         return open_broker_store(tmp_path / "absent")
 
-    results = results_of(store_checks(StoreSubject(missing, (), PinLimits(), lambda: None), ROOMY))
+    results = results_of(store_checks(StoreSubject(missing, (), PinLimits(), lambda: None)))
     assert failures(results) == ["broker-store"]
 
 
@@ -371,7 +373,8 @@ def test_versions_and_clocks() -> None:
 @pytest.fixture
 def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """However full the disk of the tests is."""
-    monkeypatch.setattr(examination, "measure_disk", lambda _path: DiskUse(0.1, 1 << 40))
+    subject = partial(StoreSubject, disk_use=lambda _path: DiskUse(0.1, 1 << 40))
+    monkeypatch.setattr(examination, "StoreSubject", subject)
 
 
 @pytest.mark.usefixtures("any_disk")
