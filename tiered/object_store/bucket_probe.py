@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tiered.errors import TieredError
 from tiered.object_store.body import crc32c_base64
 from tiered.object_store.interface import StoreOptions
 from tiered.object_store.open_store import StoreAddress, check_addresses
-from tiered.object_store.s3_client import connect, encryption_of
-from tiered.object_store.s3_errors import s3_error
+from tiered.object_store.s3 import S3Store
+from tiered.object_store.s3_client import encryption_of
 
 _NOT_CONFIGURED = frozenset({"NoSuchLifecycleConfiguration", "ObjectLockConfigurationNotFoundError"})
 _DAY_TEXT_END = 10
@@ -47,7 +46,7 @@ class BucketProbe:
     def __init__(self, address: StoreAddress, options: StoreOptions) -> None:
         self._address = address
         self._options = options
-        self._opened: Any = None
+        self._store = S3Store(address.place, options)
         self.is_aws = not options.settings.endpoint_url
         """Whether the endpoint is AWS's; refined by the first request, which reads the SDK's configuration."""
 
@@ -103,11 +102,7 @@ class BucketProbe:
 
     def close(self) -> None:
         """Release connections."""
-        if self._opened is not None:
-            client, transport = self._opened
-            client.close()
-            transport.close()
-            self._opened = None
+        self._store.close()
 
     def _key(self, key: str) -> str:
         return f"{self._address.prefix}/{key}" if self._address.prefix else key
@@ -116,19 +111,9 @@ class BucketProbe:
     def _request(self, key: str) -> Iterator[tuple[Any, dict[str, str]]]:
         """The SDK's client, connected at the first request, and the argument that names the bucket, for a request about
         ``key``, empty for the bucket itself. The SDK's errors in the block are raised as errors of tiered.errors."""
-        bucket = self._address.place
-        where = f"s3://{bucket}/{self._key(key)}" if key else f"s3://{bucket}"
-        try:
-            if self._opened is None:
-                self._opened = connect(self._options)
-                self.is_aws = self._opened[0].meta.endpoint_url.endswith(
-                    (".amazonaws.com", ".amazonaws.com.cn")
-                )
-            yield self._opened[0], {"Bucket": bucket}
-        except TieredError as error:
-            raise s3_error(error, where) from error.__cause__
-        except Exception as error:
-            raise s3_error(error, where) from error
+        with self._store.requests(self._key(key) if key else "") as client:
+            self.is_aws = client.meta.endpoint_url.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+            yield client, {"Bucket": self._address.place}
 
 
 def open_probe(url: str, options: StoreOptions) -> BucketProbe | None:

@@ -39,7 +39,7 @@ from tiered.object_store.interface import (
 from tiered.object_store.key import check_key, is_single_put
 from tiered.object_store.part_plan import copied_range, joined_pieces, piece_bytes, plan_parts
 from tiered.object_store.s3_client import connect, encryption_of, has_outdated_keys
-from tiered.object_store.s3_errors import is_denied, release_frames, s3_error, with_new_keys
+from tiered.object_store.s3_errors import error_of_answer, is_denied, release_frames, s3_error, with_new_keys
 from tiered.object_store.s3_transport import PIECE_BYTES, ResponseLimit, S3Transport, deadline
 
 logger = logging.getLogger(__name__)
@@ -119,10 +119,9 @@ class S3Store:
         if timeout_s is None:
             timeout_s = self._settings.read_timeout_ms / 1000 + size / PATIENT_BYTES_PER_S
         try:
-            with self._typed_errors(key):
-                self._connected()  # loading the SDK does not count towards the timeout
-                with deadline(timeout_s):
-                    yield
+            # Loading the SDK, at the first request, does not count towards the timeout.
+            with self.requests(key), deadline(timeout_s):
+                yield
         except TieredError as error:
             release_frames(error)
             raise
@@ -212,8 +211,8 @@ class S3Store:
     def _copy_part(self, place: dict[str, Any], source: ObjectRange) -> dict[str, str]:
         """Have the store copy a range of another object as one part, and return the part's ETag, which the completion
         of the upload requires. ``place`` names bucket, object, upload and part."""
-        with self._typed_errors(source.key):
-            answer = self._connected().upload_part_copy(
+        with self.requests(source.key) as client:
+            answer = client.upload_part_copy(
                 **place,
                 CopySource={"Bucket": self._bucket, "Key": check_key(source.key)},
                 CopySourceRange=f"bytes={source.offset}-{source.offset + source.length - 1}",
@@ -239,15 +238,16 @@ class S3Store:
         """Delete objects in batches; an object that does not exist counts as deleted."""
         for start in range(0, len(keys), DELETE_KEYS_MAX):
             batch = [check_key(key) for key in keys[start : start + DELETE_KEYS_MAX]]
-            with self._typed_errors(batch[0]):
+            with self.requests(batch[0]) as client:
                 if len(batch) == 1:
-                    self._connected().delete_object(Bucket=self._bucket, Key=batch[0])
+                    client.delete_object(Bucket=self._bucket, Key=batch[0])
                     continue
-                answer = self._connected().delete_objects(
+                answer = client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
                 )
             for refused in answer.get("Errors", ()):
-                raise s3_error(_DeleteRefusedError(refused), f"{self.url}/{refused.get('Key', batch[0])}")
+                where = f"{self.url}/{refused.get('Key', batch[0])}"
+                raise error_of_answer({"Error": refused}, where, "DeleteObject")
 
     # -- reading -----------------------------------------
 
@@ -269,8 +269,8 @@ class S3Store:
         list the whole bucket, S3 answers AccessDenied for a missing object too: then a listing of the key decides."""
         check_key(key)
         try:
-            with self._typed_errors(key):
-                answer = self._connected().get_object(Bucket=self._bucket, Key=key, **range_header)
+            with self.requests(key) as client:
+                answer = client.get_object(Bucket=self._bucket, Key=key, **range_header)
                 limit = ResponseLimit(max_bytes, f"{self.url}/{key}", is_range=bool(range_header))
                 return _read_within(limit, answer)
         except AccessDeniedError as error:
@@ -294,10 +294,8 @@ class S3Store:
         page = {"StartAfter": start_after}  # where the next page begins
         while left is None or left > 0:
             wanted = LIST_KEYS_MAX if left is None else min(LIST_KEYS_MAX, left)
-            with self._typed_errors(prefix):
-                answer = self._connected().list_objects_v2(
-                    Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **page
-                )
+            with self.requests(prefix) as client:
+                answer = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=wanted, **page)
             found = listed_objects(answer, prefix, after, where=f"{self.url}/{prefix}")
             yield from found
             after = found[-1].key if found else after
@@ -311,10 +309,8 @@ class S3Store:
         """Multipart uploads that were neither completed nor aborted."""
         markers: dict[str, str] = {}
         while True:
-            with self._typed_errors(prefix):
-                answer = self._connected().list_multipart_uploads(
-                    Bucket=self._bucket, Prefix=prefix, **markers
-                )
+            with self.requests(prefix) as client:
+                answer = client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **markers)
             for found in answer.get("Uploads", ()):
                 yield Upload(found["Key"], found["UploadId"], int(found["Initiated"].timestamp() * 1000))
             if not answer.get("IsTruncated"):
@@ -323,19 +319,17 @@ class S3Store:
 
     def abort_upload(self, upload: Upload) -> None:
         """End an unfinished upload, whose parts cost space; one that is gone already is no error."""
-        with self._typed_errors(upload.key):
+        with self.requests(upload.key) as client:
             try:
-                self._connected().abort_multipart_upload(
-                    Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id
-                )
-            except self._connected().exceptions.NoSuchUpload:
+                client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
+            except client.exceptions.NoSuchUpload:
                 logger.debug("the multipart upload of %s was ended before", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
         """The store's time in ms since the epoch, to the second, from the Date header of a listing below ``prefix``,
         which the account may list."""
-        with self._typed_errors(prefix):
-            answer = self._connected().list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
+        with self.requests(prefix) as client:
+            answer = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise UnansweredError(f"{self.url}: the response to a listing has no Date header")
@@ -361,17 +355,19 @@ class S3Store:
         return self._client
 
     @contextmanager
-    def _typed_errors(self, key: str) -> Iterator[None]:
-        """Raise the SDK's errors in the block as errors of tiered.errors, each with the URL of the object ``key``. A
-        refusal of access keys that have been replaced in their file since becomes an error to retry."""
-        client = self._client
+    def requests(self, key: str) -> Iterator[Any]:
+        """The SDK's client, for requests in the block. Its errors are raised as errors of tiered.errors, each with the
+        URL of the object ``key`` (empty: of the bucket). A refusal of access keys that have been replaced in their file
+        since becomes an error to retry."""
+        client = None
         try:
-            yield
+            client = self._connected()
+            yield client
         except TieredError as error:
             raise s3_error(error, f"{self.url}/{key}".rstrip("/")) from error.__cause__
         except Exception as error:
             translated = s3_error(error, f"{self.url}/{key}".rstrip("/"))
-            if isinstance(translated, AccessDeniedError) and self._has_outdated_keys(client or self._client):
+            if isinstance(translated, AccessDeniedError) and self._has_outdated_keys(client):
                 translated = with_new_keys(translated)
             raise translated from error
 
@@ -413,16 +409,6 @@ def _require_stored(answer: dict[str, Any], checksum: str | None) -> None:
         raise UnansweredError(
             f"the object store reports that it stored bytes with CRC32C {stored} instead of {checksum}"
         )
-
-
-class _DeleteRefusedError(Exception):
-    """A refused key of a batch delete, in the shape of the SDK's error."""
-
-    operation_name = "DeleteObject"
-
-    def __init__(self, refused: dict[str, Any]) -> None:
-        super().__init__(refused.get("Code"))
-        self.response = {"Error": refused, "ResponseMetadata": {"HTTPStatusCode": 0}}
 
 
 def exact_range(content: bytes, where: str, offset: int, length: int) -> bytes:

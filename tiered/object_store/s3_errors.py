@@ -136,7 +136,7 @@ def s3_error(error: Exception, where: str) -> TieredError:
         return _placed(error, where)
     response: dict[str, Any] | None = getattr(error, "response", None)
     if response is not None and "Error" in response:
-        return _error_of_answer(response, where, getattr(error, "operation_name", ""))
+        return error_of_answer(response, where, getattr(error, "operation_name", ""))
     name = type(error).__name__
     if name in _NO_EFFECT:
         return ThrottledError(f"{where}: the object store's endpoint cannot be reached")
@@ -173,7 +173,7 @@ def _placed(error: TieredError, where: str) -> TieredError:
     return error if where in error.message else type(error)(f"{where}: {error.message}", hint=error.hint)
 
 
-def _error_of_answer(response: dict[str, Any], where: str, operation: str) -> TieredError:
+def error_of_answer(response: dict[str, Any], where: str, operation: str) -> TieredError:
     """The error of tiered.errors for an error answer of the object store, by its code or HTTP status. ``where``: the
     object's URL; ``operation``: the SDK's name of the request. A denied one names the action that the policy has to
     allow."""

@@ -132,22 +132,13 @@ class _DeadlineSend:
 def _pool_classes() -> dict[str, Any]:
     """urllib3's connection pools for http and https, with connections that send within a deadline. urllib3 is imported
     here, as that takes 0.1 s, which file:// archives save."""
-    from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    class Connection(_DeadlineSend, HTTPConnection):
-        pass
+    def with_deadlines(pool: Any) -> Any:
+        connection = type("Connection", (_DeadlineSend, pool.ConnectionCls), {})
+        return type("Pool", (pool,), {"ConnectionCls": connection})
 
-    class SecureConnection(_DeadlineSend, HTTPSConnection):
-        pass
-
-    class Pool(HTTPConnectionPool):
-        ConnectionCls = Connection
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = SecureConnection
-
-    return {"http": Pool, "https": SecurePool}
+    return {"http": with_deadlines(HTTPConnectionPool), "https": with_deadlines(HTTPSConnectionPool)}
 
 
 @dataclass(frozen=True)
