@@ -21,9 +21,7 @@ from tiered.kernels.loads import (
 STREAMS = 7
 LENGTHS_BYTES = 4 * STREAMS
 VARINT_BYTES_MAX = 10
-_BATCH = 1  # RunKind.BATCH
-_LMQ = 2  # RunKind.LMQ
-_SPARSE = 3  # RunKind.SPARSE
+_BATCH, _LMQ, _SPARSE = 1, 2, 3  # RunKind
 _I32_MAX = 0x7FFFFFFF
 _COUNT_MAX = np.uint64(_I32_MAX)
 _ONE, _SEVEN = np.uint64(1), np.uint64(7)

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import copy_bytes
 
-_BATCH = 1  # RunKind.BATCH
-_LMQ = 2  # RunKind.LMQ
+_BATCH, _LMQ = 1, 2  # RunKind
 
 
 @kernel

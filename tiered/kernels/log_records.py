@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 from tiered.kernels.checksums import crc32
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_be32, load_be64, load_le64, load_u8, put_u8, write_at
-from tiered.kernels.record_checks import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, RESERVED_CRC_BYTES
-from tiered.kernels.words import word
+from tiered.kernels.record_checks import (
+    BORN_HOST_V6,
+    CRC32_NAME,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    RESERVED_CRC_BYTES,
+)
 
 HEAD_BYTES = 76
 """A record's bytes up to its store timestamp."""
 _ROLLED_BACK = 0xC
-_BORN_HOST_V6 = 0x10
-_CRC32_NAME = word(b"__CRC32#")
 
 
 @kernel
@@ -64,7 +68,7 @@ def is_record(address: Int, position: Int, phys: Int) -> Int:
 @kernel
 def stored_ms_at(address: Int, position: Int) -> Int:
     """Store timestamp of the record at ``position``."""
-    is_v6 = load_be32(address, position + 36) & _BORN_HOST_V6
+    is_v6 = load_be32(address, position + 36) & BORN_HOST_V6
     return load_be64(address, position + 48 + (20 if is_v6 else 8))
 
 
@@ -119,7 +123,7 @@ def relocate(
         for byte in range(8):
             put_u8(begin, 28 + byte, phys[row] >> (56 - 8 * byte) & 0xFF)
         reserved = end - RESERVED_CRC_BYTES
-        if load_le64(reserved, 0) == _CRC32_NAME and load_u8(reserved, 8) == 1:
+        if load_le64(reserved, 0) == CRC32_NAME and load_u8(reserved, 8) == 1:
             crc = crc32(begin, 0, reserved - begin) & 0x7FFFFFFF
             for digit in range(10):
                 put_u8(reserved, 9 + digit, 48 + crc % 10)

@@ -26,34 +26,31 @@ from tiered.kernels.loads import (
 )
 from tiered.model.tables import Table
 
-NOT_ADMITTED = 0
-ADMITTED = 1
-UNDECIDED = 2
+NOT_ADMITTED, ADMITTED, UNDECIDED = range(3)
 
 # Results of find_or_insert that are not ordinals. After the first two the caller grows the table and repeats.
-QUEUES_FULL = -1
-TOPIC_BYTES_FULL = -2
-TOPIC_INVALID = -3
-ABSENT = -4
+QUEUES_FULL, TOPIC_BYTES_FULL, TOPIC_INVALID, ABSENT = range(-1, -5, -1)
 
 _QUEUES_MIN = 64
 _TOPIC_BYTES_MIN = 4096
 _TOPIC_BYTES_MAX = 0x7FFF
 
 # The int64 words that kernels take: counts, capacities, addresses of the columns.
-_COUNT = 0
-_BYTES_USED = 1
-_QUEUES_MAX = 2
-_BYTES_MAX = 3
-_SLOT_MASK = 4
-_SLOTS = 5
-_HASHES = 6
-_QUEUE_IDS = 7
-_TOPIC_BEGIN = 8
-_TOPIC_LENGTH = 9
-_ADMITTED = 10
-_TOPIC_BYTES = 11
 _WORDS = 12
+(
+    _COUNT,
+    _BYTES_USED,
+    _QUEUES_MAX,
+    _BYTES_MAX,
+    _SLOT_MASK,
+    _SLOTS,
+    _HASHES,
+    _QUEUE_IDS,
+    _TOPIC_BEGIN,
+    _TOPIC_LENGTH,
+    _ADMITTED,
+    _TOPIC_BYTES,
+) = range(_WORDS)
 
 _COLUMNS = (
     ("hashes", np.uint64, _HASHES),
@@ -208,7 +205,7 @@ def _queue_hash(data: Int, position: Int, length: Int, queue_id: Int) -> Int:
 
 
 @kernel
-def _same_bytes(left: Int, left_at: Int, right: Int, right_at: Int, length: Int) -> bool:
+def same_bytes(left: Int, left_at: Int, right: Int, right_at: Int, length: Int) -> bool:
     """Whether two ranges of bytes are equal, compared eight at a time."""
     step = 0
     while length - step >= 8:
@@ -239,7 +236,7 @@ def _probe(data: Int, position: Int, length: Int, queue_id: Int, code: Int, tabl
             and get_i32(get_i64(table, _TOPIC_LENGTH), ordinal) == length
         ):
             begin = get_i64(get_i64(table, _TOPIC_BEGIN), ordinal)
-            if _same_bytes(data, position, get_i64(table, _TOPIC_BYTES), begin, length):
+            if same_bytes(data, position, get_i64(table, _TOPIC_BYTES), begin, length):
                 return ordinal, slot
         slot = (slot + 1) & mask
 

@@ -46,20 +46,24 @@ QUEUE_OFFSET_MAX = ((1 << 63) - 1) // 20
 """The broker counts the bytes of a consume queue, 20 a unit, in a long."""
 VALID = -1
 
-_INPUT_END, _FILE_END = int(StopReason.INPUT_END), int(StopReason.FILE_END)
-_NO_RECORD, _INVALID = int(StopReason.NO_RECORD), int(StopReason.INVALID)
-_NONE, _SIZE, _MAGIC = int(InvalidReason.NONE), int(InvalidReason.SIZE), int(InvalidReason.MAGIC)
-_PHYSICAL_OFFSET, _LENGTH = int(InvalidReason.PHYSICAL_OFFSET), int(InvalidReason.LENGTH)
-_BODY_CRC, _RECORD_CRC = int(InvalidReason.BODY_CRC), int(InvalidReason.RECORD_CRC)
-_TOPIC, _PROPERTIES = int(InvalidReason.TOPIC), int(InvalidReason.PROPERTIES)
+_INPUT_END, _FILE_END, _NO_RECORD, _INVALID = map(int, StopReason)
+(
+    _NONE,
+    _SIZE,
+    _MAGIC,
+    _PHYSICAL_OFFSET,
+    _LENGTH,
+    _BODY_CRC,
+    _RECORD_CRC,
+    _TOPIC,
+    _PROPERTIES,
+    _QUEUE_OFFSET,
+) = map(int, InvalidReason)
 
-_QUEUE_OFFSET = int(InvalidReason.QUEUE_OFFSET)
-
-_CRC32_NAME = word(b"__CRC32#")
-_NAME_SEPARATOR = 1
-_PAIR_SEPARATOR = 2
-_BORN_HOST_V6 = 0x10
-_STORE_HOST_V6 = 0x20
+CRC32_NAME = word(b"__CRC32#")
+NAME_SEPARATOR, PAIR_SEPARATOR = 1, 2
+BORN_HOST_V6, STORE_HOST_V6 = 0x10, 0x20
+"""In the system flag: the host is an IPv6 address."""
 
 
 @kernel
@@ -104,10 +108,10 @@ def _check_structure(arena: Int, position: Int, end: Int, long_topic: bool, out:
     exactly, and write the places of its fields to the words of ``out``. Returns the failed test, or _NONE.
     ``long_topic``: the length of the topic has two bytes."""
     system_flag = load_be32(arena, position + 36)
-    cursor = position + 48 + (20 if system_flag & _BORN_HOST_V6 else 8)
+    cursor = position + 48 + (20 if system_flag & BORN_HOST_V6 else 8)
     put_i64(out, SYS_FLAG, system_flag)
     put_i64(out, STORE_TIMESTAMP, load_be64(arena, cursor))
-    cursor += 8 + (20 if system_flag & _STORE_HOST_V6 else 8) + 12
+    cursor += 8 + (20 if system_flag & STORE_HOST_V6 else 8) + 12
     if cursor + 7 > end:
         return _LENGTH
     length = load_be32(arena, cursor)
@@ -156,12 +160,12 @@ def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
     reserved = end - RESERVED_CRC_BYTES
     if (
         length < RESERVED_CRC_BYTES
-        or load_le64(arena, reserved) != _CRC32_NAME
-        or load_u8(arena, reserved + 8) != _NAME_SEPARATOR
-        or load_u8(arena, end - 1) != _PAIR_SEPARATOR
+        or load_le64(arena, reserved) != CRC32_NAME
+        or load_u8(arena, reserved + 8) != NAME_SEPARATOR
+        or load_u8(arena, end - 1) != PAIR_SEPARATOR
     ):
         return _NONE
-    is_own = length == RESERVED_CRC_BYTES or load_u8(arena, reserved - 1) == _PAIR_SEPARATOR
+    is_own = length == RESERVED_CRC_BYTES or load_u8(arena, reserved - 1) == PAIR_SEPARATOR
     wanted = 0
     for step in range(10):  # least significant digit first, so read backwards
         digit = load_u8(arena, end - 2 - step) - 48
@@ -169,7 +173,7 @@ def _check_sums(arena: Int, position: Int, end: Int, out: Int) -> Int:
             return _RECORD_CRC if is_own else _NONE
         wanted = wanted * 10 + digit
     if not is_own:
-        computed = crc32_ending(arena, position, reserved - position, _PAIR_SEPARATOR) & 0x7FFFFFFF
+        computed = crc32_ending(arena, position, reserved - position, PAIR_SEPARATOR) & 0x7FFFFFFF
         return _RECORD_CRC if computed == wanted else _NONE
     computed = crc32(arena, position, reserved - position) & 0x7FFFFFFF
     return _NONE if computed == wanted else _RECORD_CRC

@@ -65,60 +65,53 @@ class ScanStop:
     detail: InvalidReason = InvalidReason.NONE
 
 
-# Words of the block, in one int64 array: counters, where the scan stopped, capacities,
-ROWS = 0
-KEYS = 1
-LMQ_ROWS = 2
-SKIPPED = 3
-STOP_POSITION = 4
-STOP_DETAIL = 5
-ROWS_MAX = 6
-KEYS_MAX = 7
-LMQ_ROWS_MAX = 8
-# addresses of columns,
-A_POSITION = 9
-A_PHYS = 10
-A_SIZE = 11
-A_QUEUE = 12
-A_QUEUE_OFFSET = 13
-A_STORE_TIMESTAMP = 14
-A_TAGS_CODE = 15
-A_INNER_NUM = 16
-A_FLAGS = 17
-A_KEY_COUNT = 18
-A_KEY_HASHES = 19
-A_LMQ_QUEUE = 20
-A_LMQ_QUEUE_OFFSET = 21
-A_LMQ_ROW = 22
-A_LMQ_DOUBT = 23
-A_KEY_TEXT = 24
-# parsed fields of the current record (positions are in the arena),
-SIZE = 25
-SYS_FLAG = 26
-STORE_TIMESTAMP = 27
-BODY = 28
-BODY_LENGTH = 29
-TOPIC = 30
-TOPIC_LENGTH = 31
-PROPERTIES = 32
-PROPERTIES_LENGTH = 33
-# and its properties: position and length of the value each, length 0 when absent.
-TAGS = 34
-KEY_LIST = 36
-UNIQ_KEY = 38
-DELAY = 40
-INNER_NUM = 42
-INNER_BASE = 44
-MULTI_DISPATCH = 46
-MULTI_OFFSET = 48
+# Words of the block, in one int64 array.
+(
+    # Counters, and where the scan stopped:
+    ROWS,
+    KEYS,
+    LMQ_ROWS,
+    SKIPPED,
+    STOP_POSITION,
+    STOP_DETAIL,
+    # capacities,
+    ROWS_MAX,
+    KEYS_MAX,
+    LMQ_ROWS_MAX,
+    # addresses of columns,
+    A_POSITION,
+    A_PHYS,
+    A_SIZE,
+    A_QUEUE,
+    A_QUEUE_OFFSET,
+    A_STORE_TIMESTAMP,
+    A_TAGS_CODE,
+    A_INNER_NUM,
+    A_FLAGS,
+    A_KEY_COUNT,
+    A_KEY_HASHES,
+    A_LMQ_QUEUE,
+    A_LMQ_QUEUE_OFFSET,
+    A_LMQ_ROW,
+    A_LMQ_DOUBT,
+    A_KEY_TEXT,
+    # and parsed fields of the current record: positions are in the arena.
+    SIZE,
+    SYS_FLAG,
+    STORE_TIMESTAMP,
+    BODY,
+    BODY_LENGTH,
+    TOPIC,
+    TOPIC_LENGTH,
+    PROPERTIES,
+    PROPERTIES_LENGTH,
+) = range(34)
 _WORDS = 50
+# Its properties have two words each: position and length of the value, length 0 when absent.
+TAGS, KEY_LIST, UNIQ_KEY, DELAY, INNER_NUM, INNER_BASE, MULTI_DISPATCH, MULTI_OFFSET = range(34, _WORDS, 2)
 
 # Returned by the scan kernel instead of a StopReason: the caller grows a capacity and calls again.
-GROW_ROWS = 16
-GROW_KEYS = 17
-GROW_LMQ_ROWS = 18
-GROW_QUEUES = 19
-GROW_TOPIC_BYTES = 20
+GROW_ROWS, GROW_KEYS, GROW_LMQ_ROWS, GROW_QUEUES, GROW_TOPIC_BYTES = range(16, 21)
 
 _KEY_TEXT_BYTES = 0x7FFF + 1 + 0x7FFF  # topic, '#', key: both lengths are positive shorts
 _CAPACITY = {GROW_ROWS: ROWS_MAX, GROW_KEYS: KEYS_MAX, GROW_LMQ_ROWS: LMQ_ROWS_MAX}

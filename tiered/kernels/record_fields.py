@@ -24,7 +24,16 @@ from tiered.kernels.loads import (
     load_u8,
     put_u16,
 )
-from tiered.kernels.record_checks import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from tiered.kernels.queue_table import same_bytes
+from tiered.kernels.record_checks import (
+    BORN_HOST_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    NAME_SEPARATOR,
+    PAIR_SEPARATOR,
+    RECORD_BYTES_MIN,
+    STORE_HOST_V6,
+)
 from tiered.kernels.words import word
 
 
@@ -103,10 +112,6 @@ _FIELDS = len(Number)
 
 _HEX_DIGITS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16).copy()
 """The two digits of each byte, in memory order."""
-_BORN_HOST_V6 = 0x10
-_STORE_HOST_V6 = 0x20
-_NAME_SEPARATOR = 1
-_PAIR_SEPARATOR = 2
 _THREES, _TOP_BITS = word(b"\x03" * 8), word(b"\x80" * 8)
 _TAGS_NAME, _KEYS_NAME, _UNIQ_KEY_NAME = word(b"TAGS"), word(b"KEYS"), word(b"UNIQ_KEY")
 
@@ -150,13 +155,18 @@ def record_fields(
             f"records must be contiguous uint8 with as many starts as sizes, not {data.dtype} with {len(starts)} "
             f"starts and {len(sizes)} sizes"
         )
-    if len(starts) and (
-        int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > len(data)
-    ):
-        raise ValueError(f"a record reaches outside the {len(data)} bytes that hold the records")
+    require_inside(data, starts, sizes)
     numbers = np.zeros((_FIELDS, len(starts)), np.int64)
     _record_fields(data, starts, sizes, properties, numbers)
     return RecordFields(numbers)
+
+
+def require_inside(data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray[Any]) -> None:
+    """Raise ValueError unless every ``data[starts[i] : starts[i] + sizes[i]]`` lies inside ``data``."""
+    if len(starts) and (
+        int(starts.min()) < 0 or int(sizes.min()) < 0 or int((starts + sizes).max()) > len(data)
+    ):
+        raise ValueError(f"a record or a field reaches outside the {len(data)} bytes that hold it")
 
 
 def property_pairs(data: NDArray[np.uint8], fields: RecordFields) -> Pairs:
@@ -181,8 +191,7 @@ def copied(
     total = int(ends[-1]) if len(ends) else 0
     if total >= 1 << 31:
         raise ValueError(f"the {total:,} bytes of one column are too many for its 32-bit offsets")
-    if len(at) and (int(at.min()) < 0 or int(lengths.min()) < 0 or int((at + lengths).max()) > len(data)):
-        raise ValueError(f"a field reaches outside the {len(data)} bytes of the records")
+    require_inside(data, at, lengths)
     offsets = np.zeros(len(at) + 1, np.int32)
     offsets[1:] = ends
     out = np.empty(total, np.uint8)
@@ -199,18 +208,8 @@ def copy_to(
 ) -> None:
     """Copy the slices ``data[at[i] : at[i] + lengths[i]]`` to ``out``, each to ``offsets[i]``. Raises ValueError when a
     slice reaches outside ``data``, or its copy outside ``out``."""
-    ends = offsets[: len(lengths)] + lengths
-    if len(at) and (
-        int(at.min()) < 0
-        or int(lengths.min()) < 0
-        or int((at + lengths).max()) > len(data)
-        or int(offsets.min()) < 0
-        or int(ends.max()) > len(out)
-    ):
-        raise ValueError(
-            f"a field reaches outside the {len(data)} bytes of the records, or its copy outside the {len(out)} bytes "
-            "for copies"
-        )
+    require_inside(data, at, lengths)
+    require_inside(out, offsets[: len(lengths)], lengths)
     _copy_slices(data, at, lengths, offsets, out)
 
 
@@ -229,8 +228,7 @@ def message_ids(data: NDArray[np.uint8], fields: RecordFields) -> tuple[NDArray[
 def slice_crc32(data: NDArray[np.uint8], at: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
     """CRC-32 of every slice, as ``zlib.crc32``. Raises ValueError for one outside ``data``."""
     at, lengths = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(lengths, np.int64)
-    if len(at) and (int(at.min()) < 0 or int(lengths.min()) < 0 or int((at + lengths).max()) > len(data)):
-        raise ValueError(f"a field reaches outside the {len(data)} bytes of the records")
+    require_inside(data, at, lengths)
     sums = np.zeros(len(at), np.int64)
     _slice_crc32(data, at, lengths, sums)
     return sums
@@ -261,8 +259,8 @@ def _locate(address: Int, begin: Int, end: Int, row: Int, numbers: NDArray[np.in
     magic, system_flag = load_be32(address, begin + 4), load_be32(address, begin + 36)
     if magic not in (MAGIC_V1, MAGIC_V2):
         return False
-    born_bytes = np.int64(20 if system_flag & _BORN_HOST_V6 else 8)
-    store_bytes = np.int64(20 if system_flag & _STORE_HOST_V6 else 8)
+    born_bytes = np.int64(20 if system_flag & BORN_HOST_V6 else 8)
+    store_bytes = np.int64(20 if system_flag & STORE_HOST_V6 else 8)
     store_at = begin + 48 + born_bytes + 8
     at = store_at + store_bytes
     if at + 16 + 3 > end:
@@ -330,12 +328,27 @@ def pair_at(address: Int, begin: Int, end: Int) -> tuple[Int, Int]:
                 at += 8
                 continue
         byte = load_u8(address, at)
-        if byte == _PAIR_SEPARATOR:
+        if byte == PAIR_SEPARATOR:
             break
-        if byte == _NAME_SEPARATOR and split < 0:
+        if byte == NAME_SEPARATOR and split < 0:
             split = at
         at += 1
     return split, at
+
+
+@kernel
+def decimal(address: Int, at: Int, end: Int) -> Int:
+    """The number whose decimal digits, 1 to 18 of them, are from ``at`` to ``end``; -1 for anything else."""
+    if end - at < 1 or end - at > 18:
+        return np.int64(-1)
+    total = np.int64(0)
+    while at < end:
+        digit = load_u8(address, at) - 48
+        if digit < 0 or digit > 9:
+            return np.int64(-1)
+        total = total * 10 + digit
+        at += 1
+    return total
 
 
 @kernel
@@ -385,12 +398,8 @@ def _slot_of(address: Int, name: Int, length: Int, first: Int, count: Int, place
     """The number of the property, among those from ``first`` to ``count``, that has this name already; ``count`` if
     none has."""
     for slot in range(first, count):
-        if places[1, slot] == length:
-            other, step = places[0, slot], np.int64(0)
-            while step < length and load_u8(address, other + step) == load_u8(address, name + step):
-                step += 1
-            if step == length:
-                return slot
+        if places[1, slot] == length and same_bytes(address, places[0, slot], address, name, length):
+            return slot
     return count
 
 

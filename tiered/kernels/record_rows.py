@@ -23,7 +23,7 @@ from tiered.kernels.loads import (
     put_u16,
 )
 from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_INVALID, find_or_insert, is_not_admitted
-from tiered.kernels.record_checks import VALID
+from tiered.kernels.record_checks import NAME_SEPARATOR, PAIR_SEPARATOR, VALID
 from tiered.kernels.record_columns import (
     A_FLAGS,
     A_INNER_NUM,
@@ -77,12 +77,11 @@ from tiered.kernels.record_columns import (
     InvalidReason,
     StopReason,
 )
+from tiered.kernels.record_fields import decimal
 from tiered.kernels.words import word
 
 _INVALID, _TOPIC_REASON = int(StopReason.INVALID), int(InvalidReason.TOPIC)
 _PARSE_FAILED = np.int64(-(1 << 63))
-_NAME_SEPARATOR = 1
-_PAIR_SEPARATOR = 2
 _HASH_SIGN, _COMMA, _SLASH, _SPACE, _PLUS, _MINUS = b"#,/ +-"
 
 _TAGS_NAME, _KEYS_NAME = word(b"TAGS"), word(b"KEYS")
@@ -179,15 +178,15 @@ def _find_properties(arena: Int, out: Int) -> Int:
     start: Int = get_i64(out, PROPERTIES)
     end = start + get_i64(out, PROPERTIES_LENGTH)
     split: Int = np.int64(-1)
-    for at in range(start, end):
+    for at in range(start, end):  # 10 % of the scan less than pair_at, as most values are short
         byte = load_u8(arena, at)
-        if byte > _PAIR_SEPARATOR:
+        if byte > PAIR_SEPARATOR:
             continue
-        if byte == _PAIR_SEPARATOR:
+        if byte == PAIR_SEPARATOR:
             if start < split < at - 1:
                 _note_property(arena, start, split, at, out)
             start, split = at + 1, np.int64(-1)
-        elif byte == _NAME_SEPARATOR and split < 0:
+        elif byte == NAME_SEPARATOR and split < 0:
             split = at
     if start < split < end - 1:  # the last separator may be missing
         _note_property(arena, start, split, end, out)
@@ -272,16 +271,8 @@ def _parse_int(arena: Int, position: Int, length: Int) -> Int:
             step = np.int64(1)
             if first == _MINUS:
                 sign = np.int64(-1)
-    if length - step < 1 or length - step > 18:
-        return _PARSE_FAILED
-    total = np.int64(0)
-    while step < length:
-        digit = load_u8(arena, position + step) - 48
-        if digit < 0 or digit > 9:
-            return _PARSE_FAILED
-        total = total * 10 + digit
-        step += 1
-    return sign * total
+    total = decimal(arena, position + step, position + length)
+    return _PARSE_FAILED if total < 0 else sign * total
 
 
 @kernel

@@ -7,16 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiered.kernels.jit import Int, kernel
-from tiered.kernels.queue_table import QUEUES_FULL, TOPIC_BYTES_FULL, QueueTable
+from tiered.kernels.queue_table import QueueTable
 from tiered.kernels.record_checks import END_OF_FILE_BYTES, VALID, check_record
-from tiered.kernels.record_columns import (
-    GROW_QUEUES,
-    GROW_ROWS,
-    GROW_TOPIC_BYTES,
-    InvalidReason,
-    RecordColumns,
-)
+from tiered.kernels.record_columns import GROW_ROWS, InvalidReason, RecordColumns
+from tiered.kernels.record_fields import require_inside
 from tiered.kernels.record_rows import emit_record
+from tiered.kernels.scan import make_room
 
 _PHYS_AT = 28
 
@@ -42,10 +38,7 @@ def rescan(
     Returns how many are valid, from the first on, and the name of the test that the next one fails ("" when all are
     valid). Raises ValueError for a record outside ``data``.
     """
-    if len(starts) and (
-        int(starts.min()) < 0 or int((starts + sizes).max()) > len(data) or int(sizes.min()) < 0
-    ):
-        raise ValueError(f"a record is outside the {len(data)} bytes in which the records should be")
+    require_inside(data, starts, sizes)
     if not data.flags.c_contiguous or data.dtype != np.uint8:
         raise ValueError(f"records must be in contiguous bytes, not in items of {data.dtype}")
     # Copies: read-only arrays would need a second compilation.
@@ -61,13 +54,7 @@ def rescan(
             # The record is invalid. If no test failed (NONE), its size field reaches beyond the bytes given for it.
             detail = out.stop_detail
             return done, detail.name if detail != InvalidReason.NONE else "SIZE"
-        # An array is full: the kernel continues at the same record with a larger one.
-        if outcome == GROW_QUEUES:
-            table.grow(QUEUES_FULL)
-        elif outcome == GROW_TOPIC_BYTES:
-            table.grow(TOPIC_BYTES_FULL)
-        else:
-            out.grow(outcome)
+        make_room(outcome, table, out)
     return done, ""
 
 

@@ -95,15 +95,19 @@ def scan_log(
         )
         if outcome < GROW_ROWS:
             return ScanStop(StopReason(outcome), out.stop_position, out.stop_detail)
-        # An array is full: the kernel continues at the same record with a larger one.
-        if outcome == GROW_QUEUES:
-            table.grow(QUEUES_FULL)
-        elif outcome == GROW_TOPIC_BYTES:
-            table.grow(TOPIC_BYTES_FULL)
-        else:
-            out.grow(outcome)
+        make_room(outcome, table, out)
         phys_begin += out.stop_position - begin
         begin = out.stop_position
+
+
+def make_room(shortage: int, table: QueueTable, out: RecordColumns) -> None:
+    """Enlarge the array that the kernel found full: it continues at the same record."""
+    if shortage == GROW_QUEUES:
+        table.grow(QUEUES_FULL)
+    elif shortage == GROW_TOPIC_BYTES:
+        table.grow(TOPIC_BYTES_FULL)
+    else:
+        out.grow(shortage)
 
 
 def warm_up() -> None:

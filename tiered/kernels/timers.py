@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from tiered.kernels.checksums import xxh64
 from tiered.kernels.jit import Int, kernel
 from tiered.kernels.loads import load_le64, load_u8
-from tiered.kernels.record_fields import Number, pair_at, record_fields
+from tiered.kernels.queue_table import same_bytes
+from tiered.kernels.record_fields import Number, decimal, pair_at, record_fields
 from tiered.kernels.words import word
 from tiered.model.dates import PLAUSIBLE_MS
 from tiered.model.timer import QUEUES_MAX, Refusal
@@ -80,8 +81,7 @@ def same_texts(
     the same hash: two different texts may have one hash."""
     is_same: NDArray[Any] = length == length[like]
     for row in range(len(at)):
-        for byte in range(length[row] if is_same[row] else 0):
-            is_same[row] &= load_u8(arena, at[row] + byte) == load_u8(arena, at[like[row]] + byte)
+        is_same[row] &= same_bytes(arena, at[row], arena, at[like[row]], length[row] if is_same[row] else 0)
     return is_same
 
 
@@ -136,7 +136,7 @@ def _row(
     if where[_KEY + 1]:
         out[1] = np.int64(xxh64(arena, where[_KEY], where[_KEY + 1]))
     if where[_DELIVER + 1] or not cancels:
-        deliver_ms = _number(arena, where[_DELIVER], where[_DELIVER] + where[_DELIVER + 1])
+        deliver_ms = decimal(arena, where[_DELIVER], where[_DELIVER] + where[_DELIVER + 1])
         if not _FIRST_MS <= deliver_ms < _END_MS:
             # A common mistake gets a reason of its own.
             is_seconds = deliver_ms < _FIRST_MS <= deliver_ms * 1000 < _END_MS
@@ -144,7 +144,7 @@ def _row(
         if deliver_ms - stored_ms > max_delay_ms:
             refusal = refusal or _TOO_FAR
         at, length = where[_QUEUE], where[_QUEUE + 1]
-        if length and not (length <= 5 and 0 <= _number(arena, at, at + length) < _QUEUES_MAX):
+        if length and not (length <= 5 and 0 <= decimal(arena, at, at + length) < _QUEUES_MAX):
             refusal = refusal or _BAD_QUEUE
         out[0] = deliver_ms
     out[3] = refusal
@@ -157,15 +157,15 @@ def _cancel(arena: Int, where: NDArray[Any], out: NDArray[Any]) -> bool:
     valid."""
     at, stop = where[_CANCEL], where[_CANCEL] + where[_CANCEL + 1]
     space = _find_byte(arena, at, stop, _SPACE)
-    out[4], out[6] = _number(arena, at, space), 1
+    out[4], out[6] = decimal(arena, at, space), 1
     if not _FIRST_MS <= out[4] < _END_MS or space + 1 >= stop:
         return False
     out[5] = np.int64(xxh64(arena, space + 1, stop - space - 1))
     if where[_PLACE + 1]:
         at, stop = where[_PLACE], where[_PLACE] + where[_PLACE + 1]
         colon = _find_byte(arena, at, stop, _COLON)
-        out[6], out[7] = 2, _number(arena, at, colon)
-        out[8] = _number(arena, colon + 1, stop)
+        out[6], out[7] = 2, decimal(arena, at, colon)
+        out[8] = decimal(arena, colon + 1, stop)
         return bool(colon - at <= 5 and 0 <= out[7] < _QUEUES_MAX and out[8] >= 0)
     return True
 
@@ -200,18 +200,3 @@ def _note(arena: Int, name: Int, split: Int, end: Int, where: NDArray[Any]) -> N
         field = _PLACE if load_le64(arena, name + 11) == _PLACE_TAIL else -1
     if field >= 0:
         where[field], where[field + 1] = split + 1, end - split - 1
-
-
-@kernel
-def _number(arena: Int, at: Int, end: Int) -> Int:
-    """The number whose decimal digits, 1 to 18 of them, are from ``at`` to ``end``; -1 for anything else."""
-    if end - at < 1 or end - at > 18:
-        return np.int64(-1)
-    total = np.int64(0)
-    while at < end:
-        digit = load_u8(arena, at) - 48
-        if digit < 0 or digit > 9:
-            return np.int64(-1)
-        total = total * 10 + digit
-        at += 1
-    return total
