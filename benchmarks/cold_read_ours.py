@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import random
+import resource
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -168,6 +169,7 @@ def sequential(archive: Archive, way: Way, readers: int) -> Row:
     cpu, started = time.process_time(), time.perf_counter()
     tallies = way(archive, queues, readers)
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     messages = sum(tally.messages for tally in tallies)
     if messages != expected:
         raise WrongAnswerError(f"{messages} messages came, not {expected}")
@@ -185,6 +187,7 @@ def sequential(archive: Archive, way: Way, readers: int) -> Row:
         "messages_per_s": round(messages / wall_s),
         "mb_per_s": round(record_bytes / 1e6 / wall_s, 1),
         "cpu_us_per_message": round(cpu_s * 1e6 / messages, 4),
+        "peak_bytes": peak_bytes,
         "requests": requests,
         "requests_ideal": ideal,
         "requests_of_ideal": round(requests / ideal, 3),

@@ -11,7 +11,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from benchmarks.backfill import NAMES, TIERED
@@ -46,24 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(options: argparse.Namespace) -> Iterator[Row]:
     """A row for each command on each store."""
     profiles = [PROFILES[name] for name in options.profiles.split(",")]
-    for _ in _rows(
-        profiles[0].scaled(WARM_UP_SHARE), options
-    ):  # compiles modules, so that the first row doesn't
+    only = set(filter(None, options.only.split(",")))
+    # Compiles modules, so that the first row doesn't.
+    for _ in _rows(profiles[0].scaled(WARM_UP_SHARE), options.work, only and only | {"backfill"}):
         pass
     for profile in profiles:
-        yield from _rows(profile.scaled(options.scale), options)
+        yield from _rows(profile.scaled(options.scale), options.work, only)
 
 
-def _rows(profile: StoreProfile, options: argparse.Namespace) -> Iterator[Row]:
-    only = set(filter(None, options.only.split(",")))
-    store = ensure_store(options.work / "stores", profile)
-    directory = options.work / "archives" / store.path.name
+def _rows(profile: StoreProfile, work: Path, only: Set[str]) -> Iterator[Row]:
+    store = ensure_store(work / "stores", profile)
+    directory = work / "archives" / store.path.name
     for what, command in commands(store, directory):
         if only and what not in only:
             continue
         if what == "backfill":
             shutil.rmtree(directory, ignore_errors=True)
-        child = run_child(command, bytecode_cache=options.work / "pycache")
+        child = run_child(command, bytecode_cache=work / "pycache")
         shutil.rmtree(directory.parent / "restored", ignore_errors=True)
         if child.exit_code:
             raise RuntimeError(f"{what} of {profile.name}: exit code {child.exit_code}\n{child.output}")
@@ -72,8 +71,7 @@ def _rows(profile: StoreProfile, options: argparse.Namespace) -> Iterator[Row]:
             "profile": profile.name,
             "queues": profile.queues,
             "twin": profile.twin,
-            "cpu_s": _cpu_s(what, child),
-            "peak_bytes": child.peak_rss_bytes,
+            **_figures(what, child),
         }
 
 
@@ -113,12 +111,13 @@ def commands(store: BenchStore, directory: Path) -> Iterator[tuple[str, Sequence
     yield "gc", tiered("gc", url, "--grace", "0s", "--apply")
 
 
-def _cpu_s(what: str, child: ChildRun) -> float:
-    """Of the reads alone where the process reports them."""
+def _figures(what: str, child: ChildRun) -> Row:
+    """Processor time and peak memory; of the reads alone where the process reports them."""
     if what not in WAYS:
-        return round(child.cpu_s, 2)
+        return {"cpu_s": round(child.cpu_s, 2), "peak_bytes": child.peak_rss_bytes}
     found = json.loads(child.output.splitlines()[-1])
-    return round(found["cpu_us_per_message"] * found["messages"] / 1e6, 2)
+    cpu_s = round(found["cpu_us_per_message"] * found["messages"] / 1e6, 2)
+    return {"cpu_s": cpu_s, "peak_bytes": found.get("peak_bytes", child.peak_rss_bytes)}
 
 
 def summarized(rows: Sequence[Row]) -> list[Row]:

@@ -9,14 +9,10 @@ The form for an event loop is async_archive.py; both run the coroutines of acces
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-import numpy as np
 
 from fetcher.access import ArchiveAccess, open_access
 from fetcher.io.waiting import run_sync
@@ -27,17 +23,14 @@ from fetcher.rows.message import Message, MessageBatch
 from fetcher.rows.tag_filter import MessageFilter
 from fetcher.walk import Batches, Messages, Span, Walk, messages_of, span_of
 from tiered.archive.kept_offsets import KeptOffsets
-from tiered.archive.offset_map import OffsetMap, entries_of
+from tiered.archive.offset_map import entries_of, keep_latest
 from tiered.errors import NotFoundError, UsageError
 from tiered.formats.record import decode_record
 from tiered.model.queue import QueueKey
-from tiered.model.tables import picked
 from tiered.object_store.open_store import url_of
 from tiered.settings.sections import Settings
 from tiered.timestamps import TimePoint, milliseconds
 
-MAP_BYTES = 64 << 20
-"""Memory for keys; more go to a file in the temporary directory."""
 KEYS = "KEYS"
 
 
@@ -45,16 +38,7 @@ def latest_offsets(batches: Iterable[MessageBatch], begin: int, end: int) -> Kep
     """For each key in ``batches``, the messages of one queue, the offset of its last message below ``end``. Keys whose
     last message is a tombstone (a message without a body, which deletes the key) are omitted."""
     kept = KeptOffsets(begin, end)
-    keys = OffsetMap(Path(tempfile.gettempdir()), MAP_BYTES)
-    try:
-        for batch in batches:
-            data, starts = batch.joined()
-            entries = entries_of(data, starts, batch.sizes, batch.queue_offsets)
-            keys.add(picked(entries, (entries["has_key"] > 0) & (entries["offset"] < end)))
-        for latest in keys.latest():
-            kept.keep(latest["offset"][latest["is_tombstone"] == 0].astype(np.int64))
-    finally:
-        keys.close()
+    keep_latest(kept, (entries_of(*batch.joined(), batch.sizes, batch.queue_offsets) for batch in batches))
     return kept
 
 

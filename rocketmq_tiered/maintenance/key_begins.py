@@ -14,6 +14,7 @@ import io
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -267,8 +268,8 @@ class Copying:
                 hint="if the topic was created again at the broker, nothing can be copied",
             )
         end = max(begin.end, min(end, self._counted_end(state, queue)))
-        keys, kept = OffsetMap(self.spool, self.memory_bytes), KeptOffsets(0, begin.end)
-        try:
+        kept = KeptOffsets(0, begin.end)
+        with closing(OffsetMap(self.spool, self.memory_bytes)) as keys:
             # Later messages first, which replace older ones of their keys: a tombstone among them may soon be gone.
             for first, last in ((begin.end, end), (0, begin.end)):
                 for pulled in pulls(self.client, queue, first, last):
@@ -283,9 +284,7 @@ class Copying:
                 figures += KeyFigures(
                     keys=len(mine), new_messages=len(mine), new_bytes=int(mine["size"].sum())
                 )
-            return figures, kept
-        finally:
-            keys.close()
+        return figures, kept
 
     def copy(self, begin: Begin, report: Report) -> KeyFigures:
         """Copy from the broker the latest message of each key below ``begin.end``, where the archive's queue begins, in

@@ -14,11 +14,12 @@ from rocketmq_tiered.maintenance.key_rounds import (
     Waiting,
     keyed_queues,
     page_ranges,
-    passes_of,
+    parts_of,
     planned_key_rounds,
-    read_queue,
+    read_queues,
 )
 from rocketmq_tiered.maintenance.task_figures import KeyCompactionStatus
+from tiered.archive.kept_offsets import KeptOffsets
 from tiered.archive.rewrite.outputs import Rewrite, rewrite
 from tiered.archive.rewrite.result import RewriteOptions
 from tiered.archive.task import KEY_COMPACTION, Due, TaskStatus
@@ -164,8 +165,10 @@ class KeyCompaction:
             # these queues again, and let their tombstones (messages that delete a key) stay.
             if self._pass.doubtful:
                 self._with_tombstones |= self._pass.doubtful
-                self._done -= self._pass.kept.keys()
-                self._seen = {queue: cut for queue, cut in self._seen.items() if queue not in self._pass.kept}
+                self._done -= self._pass.queues
+                self._seen = {
+                    queue: cut for queue, cut in self._seen.items() if queue not in self._pass.queues
+                }
                 self._pass = None
                 continue
             if planned is not None:
@@ -244,7 +247,10 @@ class KeyCompaction:
         self.waiting += [Waiting(one.queue, COMPACTED) for one in queues if not one.new_bytes]
         due = [one for one in queues if one.new_bytes and self._is_due(one)]
         self.backlog = KeyFigures(queues=len(due), bytes=sum(one.new_bytes for one in due))
-        next_queues = next(passes_of(due, own.memory_bytes // 4), None)
+        next_queues = next(
+            parts_of(due, (KeptOffsets.bytes_of(one.begin, one.cut) for one in due), own.memory_bytes // 4),
+            None,
+        )
         if next_queues is None:
             return None
         # Where older messages were added later, a tombstone may go only in the round in which all older ones go.
@@ -257,28 +263,29 @@ class KeyCompaction:
             self._report(READ, self._read_bytes, total)
 
         read = KeyPass(
-            histories_of(state), in_one_round=is_one, report=report, with_tombstones=self._with_tombstones
+            histories_of(state),
+            frozenset(one.queue for one in next_queues),
+            in_one_round=is_one,
+            report=report,
+            with_tombstones=self._with_tombstones,
         )
-        for one in next_queues:
-            self._done.add(one.queue)
-            self._seen[one.queue] = one.cut
+        self._done |= read.queues
+        self._seen |= {one.queue: one.cut for one in next_queues}
         self._read_queues(next_queues, read)
         return read
 
     def _read_here(self, queues: Sequence[KeyedQueue], found: KeyPass) -> None:
-        """Read the keys of ``queues`` one after the other in this process, and add to ``found`` which messages of each
+        """Read the keys of ``queues`` in this process, and add to ``found`` which messages of each
         stay."""
         own = self._settings.key_compaction
-        for one in queues:
-            read_queue(
-                self._store,
-                one,
-                found,
-                self._options.spool_directory,
-                own.memory_bytes // MAP_SHARE,
-                keeps_keyless=own.keyless == "keep",
-                keeps_tombstones=found.keeps_tombstones(one),
-            )
+        read_queues(
+            self._store,
+            queues,
+            found,
+            self._options.spool_directory,
+            own.memory_bytes // MAP_SHARE,
+            keeps_keyless=own.keyless == "keep",
+        )
 
 
 def is_mostly_new(one: KeyedQueue) -> bool:

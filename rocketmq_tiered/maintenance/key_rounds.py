@@ -9,8 +9,12 @@ As org.apache.rocketmq.store.kv.CompactionLog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,22 +25,26 @@ from rocketmq_tiered.maintenance.compaction_plan import CompactionLimits, sequen
 from rocketmq_tiered.maintenance.compaction_ranges import ObjectRunCounter, PageRange, ranges_of
 from rocketmq_tiered.maintenance.compaction_round import PlannedRound, candidates_in
 from tiered.archive.kept_offsets import KeptOffsets, KeptRows
-from tiered.archive.offset_map import OffsetMap, key_entries
+from tiered.archive.offset_map import OffsetMap, entries_of
 from tiered.archive.rewrite.iterations import with_iterations
 from tiered.archive.rewrite.plan import Candidates, RewritePlan
-from tiered.archive.segment_reader import SegmentCache
-from tiered.catalog.pages import Page, RunIndex, living_pages, memory_page
+from tiered.archive.segment_reader import SegmentReader
+from tiered.catalog.pages import Page, RunIndex, living_pages, sorted_page, union
 from tiered.catalog.requirements import Histories, histories_of
-from tiered.catalog.state import CatalogState, RunChunk, joined_chunks, selected
-from tiered.formats.run_part import CatalogRun
+from tiered.catalog.state import CatalogState, RunChunk, selected
+from tiered.formats.part_rows import in_object_order
+from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.tables import (
     QUEUE_BATCH,
     QUEUE_FILLED,
     QUEUE_HIDDEN,
     QUEUE_LMQ,
+    RUN_DTYPE,
     RunKind,
     Table,
+    begins,
+    concatenated,
     copied,
     picked,
 )
@@ -64,12 +72,17 @@ class KeyedQueue:
         """The first offset that counts."""
         return max(self.floor, int(self.chunk.runs["base_queue_offset"][0]))
 
-    @property
+    @cached_property
     def new_bytes(self) -> int:
         """Message bytes that were not compacted yet."""
         runs = self.chunk.runs
         is_new = (runs["kind"] == RunKind.PLAIN) & (runs["base_queue_offset"] >= self.seen)
         return int(runs["byte_count"][is_new].sum())
+
+    @property
+    def rows(self) -> int:
+        """Messages."""
+        return int(self.chunk.runs["rows"].sum())
 
     @property
     def old_bytes(self) -> int:
@@ -91,6 +104,8 @@ YOUNG, UNINDEXED, FEW, COMPACTED = (
     f"fewer than {RUNS_MIN} runs below the newest one",
     "nothing new since the last round",
 )
+ROW_BYTES = 400
+"""Memory for each message of queues whose keys are read together."""
 _EXCLUDED = (
     (QUEUE_LMQ, "an LMQ"),
     (QUEUE_BATCH, "a queue of batches"),
@@ -116,94 +131,91 @@ def keyed_queues(
     why the others wait. Only catalog versions below ``before_version`` take part. ``damaged`` objects stay, and all
     that is above them in their queues. Raises what reading pages of the catalog raises."""
     fixed = damaged | state.unindexed.keys()
-    wanted: set[QueueKey] = set()
+    known = state.queue_keys
+    is_wanted = np.array([is_keyed(topic) for topic in known.roster.topics], bool)
     excluded: list[KeyedQueue | Waiting] = []
-    for row, queue in enumerate(state.directory.roster.keys[: len(state.table)]):
-        if is_keyed(queue.topic):
-            flags = int(state.table["flags"][row])
-            why = next((reason for flag, reason in _EXCLUDED if flags & flag), "")
-            if why:
-                excluded.append(Waiting(queue, why))
-            else:
-                wanted.add(queue)
-    if not wanted:
+    rows = np.flatnonzero(is_wanted[known.roster.columns(known.numbers)["topic"]])
+    for flag, reason in _EXCLUDED:
+        is_flagged = (state.table["flags"][rows] & flag) != 0
+        excluded += (Waiting(queue, reason) for queue in known.taken(rows[is_flagged]))
+        rows = rows[~is_flagged]
+    if not len(rows):
         return excluded
+    rows = rows[known.taken(rows).sorted_order()]
+    names = list(known.taken(rows))
+    number_of = {queue: number for number, queue in enumerate(names)}
     ranges = page_ranges(state, before_version, runs_max)
-    keys = {page.key for chosen in ranges for page in chosen.pages}
+    last_versions = {page.key: 1 << 62 for chosen in ranges for page in chosen.pages}
     spilled = max((chosen.spilled_version for chosen in ranges), default=0)
-    found: dict[QueueKey, list[RunChunk]] = {}  # runs that may be replaced
-    stays: dict[QueueKey, tuple[int, int]] = {}  # offset and version of the first run that may not
-    names = sorted(wanted)
-    for ref in state.pages:
-        if any(ref.first <= queue <= ref.last for queue in names):
-            for page in living_pages(index, state, [ref]):
-                _sort(
-                    page, wanted, found, stays, fixed=fixed, last_version=1 << 62 if ref.key in keys else -1
-                )
-    for page in memory_page(state):
-        _sort(page, wanted, found, stays, fixed=fixed, last_version=spilled)
-    return excluded + [
-        _keyed(state, queue, found.get(queue, []), stays.get(queue, (1 << 62, 0)), before_version)
-        for queue in names
+    refs = [ref for ref in state.pages if bisect_left(names, ref.first) < bisect_right(names, ref.last)]
+    pages = zip(
+        (last_versions.get(ref.key, -1) for ref in refs), living_pages(index, state, refs), strict=True
+    )
+    divided = [
+        _divided(page, number_of, fixed, last_version)
+        for last_version, page in chain(pages, [(spilled, sorted_page(known, state.memory))])
     ]
+    older, others = map(union, zip(*divided, strict=True))
+    return excluded + _keyed(state.table[rows], number_of, (older, others), before_version)
 
 
-def _sort(
-    page: Page,
-    wanted: set[QueueKey],
-    found: dict[QueueKey, list[RunChunk]],
-    stays: dict[QueueKey, tuple[int, int]],
-    *,
-    fixed: Set[str],
-    last_version: int,
-) -> None:
-    """Sort the runs of the ``wanted`` queues in ``page``: those up to ``last_version`` whose objects are not ``fixed``
-    may be replaced, and are added to ``found``; of the others ``stays`` gets offset and version of the first one."""
-    for number in (at for at, queue in enumerate(page.queues) if queue in wanted):
-        queue, runs = page.queues[number], page.chunk.runs
-        mine = np.flatnonzero(runs["queue"] == number)
-        keys = [page.chunk.object_keys[key] for key in page.chunk.objects["key"].tolist()]
-        is_fixed = np.array([key in fixed for key in keys], bool)
-        is_old = (runs["version"][mine] <= last_version) & ~is_fixed[runs["object"][mine]]
-        if is_old.any():
-            found.setdefault(queue, []).append(selected(page.chunk, mine[is_old]))
-        if not is_old.all():
-            others = runs[mine[~is_old]]
-            first = others[others["base_queue_offset"].argmin()]
-            place = int(first["base_queue_offset"]), int(first["version"])
-            stays[queue] = min(place, stays.get(queue, place))
+def _divided(
+    page: Page, number_of: Mapping[QueueKey, int], fixed: Set[str], last_version: int
+) -> tuple[Page, Page]:
+    """The runs in ``page`` of the queues in ``number_of``: those up to ``last_version`` whose objects are not
+    ``fixed``, which may be replaced, and the others."""
+    chunk = page.chunk
+    is_wanted = np.fromiter(map(number_of.__contains__, page.queues), bool, len(page.queues))
+    is_fixed = np.array([key in fixed for key in chunk.object_keys], bool)[chunk.objects["key"]]
+    mine = is_wanted[chunk.runs["queue"]]
+    is_old = (chunk.runs["version"] <= last_version) & ~is_fixed[chunk.runs["object"]]
+    older, others = (Page(page.queues, selected(chunk, mine & which)) for which in (is_old, ~is_old))
+    return older, others
 
 
 def _keyed(
-    state: CatalogState, queue: QueueKey, found: list[RunChunk], stays: tuple[int, int], before_version: int
-) -> KeyedQueue | Waiting:
-    """What of a queue is compacted: those of its runs ``found`` that are below the cut, the offset from which messages
-    stay; or why the queue waits. The cut is the begin of the newest run, or of the first run that may not be replaced,
-    whose offset and version are ``stays`` (version 0: there is none)."""
-    chunk = joined_chunks(tuple(found))
-    row = state.queue(queue)
-    assert row is not None
-    runs = chunk.runs
-    runs["queue"] = 0
-    newest = runs["end_queue_offset"] == row["end_queue_offset"]
-    cut = min([stays[0], *runs["base_queue_offset"][newest].tolist()])
-    order = np.argsort(runs["base_queue_offset"], kind="stable")
-    order = order[runs["base_queue_offset"][order] < cut]
-    chunk = selected(chunk, order)
-    is_new = bool((chunk.runs["kind"] == RunKind.PLAIN).any())
-    if len(order) < RUNS_MIN or not is_new:
-        _, kept_version = stays
-        if kept_version >= before_version:
-            return Waiting(queue, YOUNG, kept_version)
-        # A run that is old enough and must stay is not indexed yet, or damaged.
-        is_compacted = bool(len(order)) and not is_new
-        return Waiting(queue, UNINDEXED if kept_version else COMPACTED if is_compacted else FEW)
-    is_filled = bool(int(row["flags"]) & QUEUE_FILLED)
-    end, minimum = int(chunk.runs["end_queue_offset"][-1]), int(row["min_queue_offset"])
-    return KeyedQueue(queue, chunk, end, minimum, is_filled=is_filled)
-
-
-CACHE_BYTES = 16 << 20
+    table: Table, number_of: Mapping[QueueKey, int], divided: tuple[Page, Page], before_version: int
+) -> list[KeyedQueue | Waiting]:
+    """What of the queues in ``number_of``, each a row of ``table``, is compacted: those of the runs that may
+    be replaced, the first page of ``divided``, that are below the cut, the offset from which messages stay; or why the
+    queue waits. The cut is the begin of the newest run, or of the first run in the other page, which may not be
+    replaced."""
+    numbers = [
+        np.fromiter(map(number_of.__getitem__, page.queues), np.int64, len(page.queues))[
+            page.chunk.runs["queue"]
+        ]
+        for page in divided
+    ]
+    runs, others = (page.chunk.runs for page in divided)
+    cut, kept_version = np.full(len(table), 1 << 62), np.zeros(len(table), np.int64)
+    first = np.flatnonzero(np.diff(numbers[1], prepend=-1))
+    cut[numbers[1][first]], kept_version[numbers[1][first]] = (
+        others["base_queue_offset"][first],
+        others["version"][first],
+    )
+    is_newest = runs["end_queue_offset"] == table["end_queue_offset"][numbers[0]]
+    np.minimum.at(cut, numbers[0][is_newest], runs["base_queue_offset"][is_newest])
+    below = np.flatnonzero(runs["base_queue_offset"] < cut[numbers[0]])
+    number, chunk = numbers[0][below], replace(divided[0].chunk, runs=picked(runs, below))
+    chunk.runs["queue"] = 0
+    counts = np.bincount(number, minlength=len(table))
+    plain = np.bincount(number[chunk.runs["kind"] == RunKind.PLAIN], minlength=len(table))
+    found: list[KeyedQueue | Waiting] = []
+    bounds = pairwise(begins(counts).tolist())
+    for queue, row, version, new, (begin, end) in zip(
+        number_of, table, kept_version.tolist(), plain.tolist(), bounds, strict=True
+    ):
+        if end - begin < RUNS_MIN or not new:
+            # A run that is old enough and must stay is not indexed yet, or damaged.
+            reason = UNINDEXED if version else COMPACTED if end > begin and not new else FEW
+            found.append(
+                Waiting(queue, YOUNG, version) if version >= before_version else Waiting(queue, reason)
+            )
+            continue
+        own = replace(chunk, runs=chunk.runs[begin:end])
+        above, minimum = int(own.runs["end_queue_offset"][-1]), int(row["min_queue_offset"])
+        found.append(KeyedQueue(queue, own, above, minimum, is_filled=bool(int(row["flags"]) & QUEUE_FILLED)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -227,13 +239,15 @@ class KeyFigures:
 
 @dataclass
 class KeyPass:
-    """What was read of some queues, of one state: what stays of them, and the last row of each run, by its begin.
+    """What was read of some ``queues``, of one state: what stays of those that lose messages, and the last row of each
+    sparse run, by its begin.
     ``made``: objects that rounds of this pass have written. ``in_one_round``: a tombstone may go only with all that is
     older. ``with_tombstones``: queues whose last messages of deleted keys stay; ``doubtful``: others of which a round
     would leave the last row of a run that it empties, which may be an older value of a deleted key. ``report`` gets the
     bytes of messages as they are read."""
 
     histories: Histories
+    queues: Set[QueueKey] = frozenset()
     kept: dict[QueueKey, KeptOffsets] = field(default_factory=dict)
     last_rows: dict[tuple[QueueKey, int], int] = field(default_factory=dict)
     figures: KeyFigures = KeyFigures()
@@ -248,62 +262,96 @@ class KeyPass:
         return one.queue in self.with_tombstones or (one.is_filled and not self.in_one_round)
 
 
-def read_queue(
+def read_queues(
     store: ObjectStore,
-    one: KeyedQueue,
+    queues: Sequence[KeyedQueue],
     found: KeyPass,
     spool: Path,
     memory_bytes: int,
     *,
     keeps_keyless: bool,
-    keeps_tombstones: bool = False,
 ) -> None:
-    """Read the keys of a queue's messages, and add to ``found`` which of them stay: the latest of each key, with
-    ``keeps_keyless`` those without a key, and with ``keeps_tombstones`` latest ones that delete their key. Keys that
-    exceed ``memory_bytes`` are kept in the directory ``spool``. Raises OSError if that fails, and what reading objects
-    raises."""
-    kept, keys = KeptOffsets(one.begin, one.cut), OffsetMap(spool, memory_bytes)
-    found.figures += KeyFigures(queues=1)
-    try:
-        for entries in queue_entries(store, one, found.last_rows, found.report):
-            keyed, free, figures = divided(entries, keeps_keyless=keeps_keyless)
-            kept.keep(free)
-            keys.add(keyed)
-            found.figures += figures
-        for latest in keys.latest():
-            values, figures = surviving(latest, keeps_tombstones=keeps_tombstones)
-            kept.keep(values)
-            found.figures += figures
-        found.figures += KeyFigures(spooled_bytes=keys.spooled_bytes)
-    finally:
-        keys.close()
-    found.kept[one.queue] = kept
+    """Read the keys of the messages of ``queues``, and add to ``found`` which of them stay: the latest of each key,
+    with ``keeps_keyless`` those without a key, and latest ones that delete their key where ``found`` keeps these.
+    Queues with few keys are read together; keys that exceed ``memory_bytes`` are kept in the directory ``spool``.
+    Raises OSError if that fails, and what reading objects raises."""
+    for some in parts_of(queues, (one.rows for one in queues), memory_bytes // ROW_BYTES):
+        kept = [KeptOffsets(one.begin, one.cut) for one in some]
+        keeps_tombstones = np.array([found.keeps_tombstones(one) for one in some])
+        left = np.array([one.rows for one in some])  # rows that do not stay
+        with closing(OffsetMap(spool, memory_bytes)) as keys:
+            for entries in queue_entries(store, some, found.last_rows, found.report):
+                keyed, free, figures = divided(entries, keeps_keyless=keeps_keyless)
+                keys.add(keyed)
+                _keep(kept, left, free)
+                found.figures += figures
+            for latest in keys.latest():
+                values, figures = surviving(latest, keeps_tombstones=keeps_tombstones[latest["queue"]])
+                _keep(kept, left, values)
+                found.figures += figures
+            found.figures += KeyFigures(queues=len(some), spooled_bytes=keys.spooled_bytes)
+        found.kept.update(
+            (one.queue, offsets) for one, offsets, rows in zip(some, kept, left, strict=True) if rows
+        )
+
+
+def _keep(kept: Sequence[KeptOffsets], left: NDArray[np.int64], entries: Table) -> None:
+    """Note in ``kept`` that the messages ``entries`` of the queues with these numbers stay, and count them in
+    ``left``."""
+    entries = picked(entries, np.argsort(entries["queue"], kind="stable"))
+    counts = np.bincount(entries["queue"], minlength=len(kept))
+    left -= counts
+    bounds = begins(counts)
+    for number in np.flatnonzero(counts).tolist():
+        kept[number].keep(entries["offset"][bounds[number] : bounds[number + 1]])
 
 
 def queue_entries(
     store: ObjectStore,
-    one: KeyedQueue,
+    queues: Sequence[KeyedQueue],
     last_rows: dict[tuple[QueueKey, int], int],
     report: Callable[[int], object] = lambda size_bytes: None,
 ) -> Iterator[Table]:
-    """Key, offset and size of the queue's messages that are compacted, as tables of ENTRY_DTYPE, some megabytes at a
-    time. ``last_rows`` gets the offset of the last row of each run (rows of the queue in one object), ``report`` its
-    bytes."""
-    segments = SegmentCache(store, cache_bytes=CACHE_BYTES)
-    for run in one.chunk.runs:
-        reader = segments.of_run(one.chunk, run)
-        reader.index.check_run(run, one.queue)
-        last = one.begin
-        for entries in key_entries(reader, CatalogRun.of(run)):
-            last = int(entries["offset"][-1])
-            yield picked(entries, (entries["offset"] >= one.begin) & (entries["offset"] < one.cut))
-        report(int(run["byte_count"]))
-        last_rows[one.queue, int(run["base_queue_offset"])] = last
+    """Key, offset and size of the messages of ``queues`` that are compacted, as tables of ENTRY_DTYPE, some megabytes
+    at a time, object by object; ``queue`` is the number of a queue among these, all of which name the same objects.
+    ``last_rows`` gets the offset of the last row of each sparse run (rows of a queue in one object, between which key
+    compaction dropped some), ``report`` the bytes of messages."""
+    names = [one.queue for one in queues]
+    begin, cut = (np.array([getattr(one, name) for one in queues]) for name in ("begin", "cut"))
+    runs = concatenated([one.chunk.runs for one in queues], RUN_DTYPE)
+    queue = np.repeat(np.arange(len(queues)), [len(one.chunk.runs) for one in queues])
+    order = np.argsort(runs["object"], kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(runs["object"][order])) + 1):
+        chunk = selected(replace(queues[0].chunk, runs=runs), mine)
+        chunk.runs["queue"], place = queue[mine], chunk.objects[0]
+        sizes = {"size_bytes": int(place["size_bytes"]), "tail_bytes": int(place["tail_bytes"])}
+        reader = SegmentReader.open(store, chunk.object_keys[0], **sizes)
+        parts = in_object_order(reader.index, chunk.runs, names)
+        for some in _adjacent(reader.index, parts):
+            for rows, records in reader.records_of_parts(some):
+                entries = entries_of(*records, rows.queue_offset)
+                entries["queue"] = number = some["queue"][rows.part]
+                last = np.flatnonzero(np.diff(rows.part, append=-1))
+                for row in last[some["kind"][rows.part[last]] == RunKind.SPARSE].tolist():
+                    base = int(some["base_queue_offset"][rows.part[row]])
+                    last_rows[names[int(number[row])], base] = int(rows.queue_offset[row])
+                yield picked(
+                    entries, (entries["offset"] >= begin[number]) & (entries["offset"] < cut[number])
+                )
+                report(int(rows.size.sum(dtype=np.int64)))
 
 
-def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.int64], KeyFigures]:
-    """Divide messages (``entries``) by whether they have a key. Returns those with a key, the offsets of those without
-    one that stay (all, or none), and figures."""
+def _adjacent(index: SegmentIndex, parts: Table) -> list[Table]:
+    """``parts`` of an object, in its order, divided where blocks without rows of them lie between two."""
+    row = index.bounds.run_rows[parts["ordinal"]] + parts["first_row"]
+    first = np.searchsorted(index.bounds.block_rows, row, side="right") - 1
+    end = np.searchsorted(index.bounds.block_rows, row + parts["rows"])
+    return np.split(parts, np.flatnonzero(first[1:] > end[:-1]) + 1)
+
+
+def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, Table, KeyFigures]:
+    """Divide messages (``entries``) by whether they have a key. Returns those with a key, those without one that stay
+    (all, or none), and figures."""
     has_key = entries["has_key"] > 0
     without = picked(entries, ~has_key)
     free = without if keeps_keyless else without[:0]
@@ -314,12 +362,12 @@ def divided(entries: Table, *, keeps_keyless: bool) -> tuple[Table, NDArray[np.i
         new_bytes=_size(free),
         keyless=len(without) - len(free),
     )
-    return picked(entries, has_key), free["offset"].astype(np.int64), figures
+    return picked(entries, has_key), free, figures
 
 
-def surviving(latest: Table, *, keeps_tombstones: bool = False) -> tuple[NDArray[np.int64], KeyFigures]:
-    """Which of the ``latest`` messages of keys stay: returns their offsets, and figures. Tombstones, which delete their
-    key, stay with ``keeps_tombstones`` only."""
+def surviving(latest: Table, *, keeps_tombstones: NDArray[np.bool_] | bool) -> tuple[Table, KeyFigures]:
+    """Which of the ``latest`` messages of keys stay, and figures. Tombstones, which delete their key, stay with
+    ``keeps_tombstones`` only, which may be of each message."""
     values = picked(latest, (latest["is_tombstone"] == 0) | keeps_tombstones)
     figures = KeyFigures(
         keys=len(latest),
@@ -327,7 +375,7 @@ def surviving(latest: Table, *, keeps_tombstones: bool = False) -> tuple[NDArray
         new_bytes=_size(values),
         tombstones=len(latest) - len(values),
     )
-    return values["offset"].astype(np.int64), figures
+    return values, figures
 
 
 def _size(entries: Table) -> int:
@@ -379,11 +427,11 @@ def _plan(candidates: Candidates, limits: CompactionLimits, found: KeyPass) -> R
     keeps the other rows. None if no run loses any."""
     replaced = np.zeros(len(candidates.runs), bool)  # by run: whether it is rewritten
     left = np.zeros(len(candidates.runs), np.int64)  # by run: how many rows it keeps
-    for number, queue in enumerate(candidates.queues):
-        kept = found.kept.get(queue)
+    queue = candidates.runs["queue"]
+    order = np.lexsort((candidates.runs["base_queue_offset"], queue))
+    for of_queue in np.split(order, np.flatnonzero(np.diff(queue[order])) + 1):
+        kept = found.kept.get(candidates.queues[int(queue[of_queue[0]])]) if len(of_queue) else None
         if kept is not None:
-            of_queue = np.flatnonzero(candidates.runs["queue"] == number)
-            of_queue = of_queue[np.argsort(candidates.runs["base_queue_offset"][of_queue])]
             _choose(candidates, of_queue, kept, found, replaced, left)
     if not replaced.any():
         return None
@@ -438,19 +486,16 @@ def _choose(
     must remain to cover their offsets: where neighbours lose all rows, the run behind or before them is rewritten to
     extend over their offsets; without such a run their last row stays."""
     runs = candidates.runs
-    keys = candidates.object_keys
-    is_made = [
-        keys[int(candidates.objects["key"][runs["object"][at]])] in found.made for at in of_queue.tolist()
+    keys, number = candidates.object_keys, runs["object"][of_queue]
+    is_made = np.array([keys[key] in found.made for key in candidates.objects["key"][number].tolist()], bool)
+    begin, end = runs["base_queue_offset"][of_queue], runs["end_queue_offset"][of_queue]
+    # Rows above what was read stay; a sparse run may have fewer.
+    above = np.maximum(0, end - np.maximum(begin, kept.end))
+    left[of_queue] = above + [
+        kept.count(*bounds) for bounds in zip(begin.tolist(), end.tolist(), strict=True)
     ]
-    for at, is_done in zip(of_queue.tolist(), is_made, strict=True):
-        run = runs[at]
-        begin, end, rows = int(run["base_queue_offset"]), int(run["end_queue_offset"]), int(run["rows"])
-        above = max(
-            0, end - max(begin, kept.end)
-        )  # rows above what was read stay; a sparse run may have fewer
-        left[at] = kept.count(begin, end) + above
-        is_inside = kept.begin < end and begin < kept.end and not candidates.is_fixed[run["object"]]
-        replaced[at] = is_inside and not is_done and left[at] < rows
+    is_inside = (begin < kept.end) & (kept.begin < end) & ~candidates.is_fixed[number] & ~is_made
+    replaced[of_queue] = is_inside & (left[of_queue] < runs["rows"][of_queue])
     for group in np.split(of_queue, np.flatnonzero(~_continue(candidates, of_queue)) + 1):
         while (emptied := _empty(group, replaced, left)) is not None:
             first, last = emptied
@@ -465,6 +510,8 @@ def _choose(
             run = runs[group[last]]
             queue = candidates.queues[int(run["queue"])]
             row = found.last_rows.get((queue, int(run["base_queue_offset"])))
+            if run["kind"] == RunKind.PLAIN:
+                row = int(run["end_queue_offset"]) - 1
             if queue not in found.with_tombstones:
                 found.doubtful.add(queue)
             if row is None:
@@ -493,14 +540,12 @@ def _empty(
     return None
 
 
-def passes_of(queues: Sequence[KeyedQueue], memory_bytes: int) -> Iterator[list[KeyedQueue]]:
-    """Divide ``queues`` into lists whose messages can be tracked in ``memory_bytes``: a few bits for each offset. A
-    queue that needs more is alone."""
+def parts_of(queues: Sequence[KeyedQueue], sizes: Iterable[int], size_max: int) -> Iterator[list[KeyedQueue]]:
+    """Divide ``queues`` of these ``sizes`` into lists of up to ``size_max`` together. A larger queue is alone."""
     part: list[KeyedQueue] = []
     used = 0
-    for one in queues:
-        size = KeptOffsets.bytes_of(one.begin, one.cut)
-        if part and used + size > memory_bytes:
+    for one, size in zip(queues, sizes, strict=True):
+        if part and used + size > size_max:
             yield part
             part, used = [], 0
         part.append(one)

@@ -13,7 +13,7 @@ from fetcher.io.waiting import run_sync
 from fetcher.rows.pull import PullRequest, PullStatus
 from rocketmq_tiered.maintenance.compaction_job import limits_of
 from rocketmq_tiered.maintenance.compaction_round import run_round
-from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, KeyPass, planned_key_rounds, read_queue
+from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, KeyPass, planned_key_rounds, read_queues
 from tests.archive.queue_reader import QueueReader, records_of
 from tests.end_to_end.ground_truth import read_jsonl
 from tests.end_to_end.offloading import BROKER, CLUSTER, backfill
@@ -53,7 +53,7 @@ def compact(store: ObjectStore, cuts: dict[QueueKey, int], spool: Path) -> None:
     for queue, cut in cuts.items():
         chunk = index.runs_of(state, queue)
         chunk = selected(chunk, np.flatnonzero(chunk.runs["base_queue_offset"] < cut))
-        read_queue(store, KeyedQueue(queue, chunk, cut), found, spool, 1 << 16, keeps_keyless=False)
+        read_queues(store, [KeyedQueue(queue, chunk, cut)], found, spool, 1 << 16, keeps_keyless=False)
     while True:
         rounds = planned_key_rounds(index, maintenance.refresh(), found, limits, before_version=EVERYTHING)
         planned = next(rounds, None)

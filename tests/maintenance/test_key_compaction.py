@@ -3,18 +3,21 @@
 The begin of a compacted queue comes from a broker's compaction log, and the view is the one of all messages.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rocketmq_tiered.maintenance import key_rounds
 from rocketmq_tiered.maintenance.key_begins import Copying, missing_begins
-from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, keyed_queues
-from tests.archive.archive_builder import Sent, Stored, _Queue
+from rocketmq_tiered.maintenance.key_rounds import KeyedQueue, KeyPass, keyed_queues, read_queues
+from tests.archive.archive_builder import ArchiveBuilder, Sent, Stored, _Queue
 from tests.faults.crashing_store import CrashError, CrashingStore
 from tests.fetcher.reading_fakes import plain_fetcher
 from tests.kernels.record_builder import Message, encode, properties
@@ -25,10 +28,13 @@ from tiered.archive.verify import verify_archive
 from tiered.catalog.catalog_reader import load
 from tiered.catalog.maintenance_commit import MaintenanceCommit
 from tiered.catalog.pages import RunIndex
+from tiered.catalog.requirements import histories_of
 from tiered.clock import Clock
 from tiered.errors import UnavailableError, UsageError
 from tiered.formats.segment import BlockCodec
+from tiered.model.queue import QueueKey
 from tiered.model.tables import RunKind
+from tiered.object_store.memory import MemoryStore
 from tiered.remoting.command import RemotingCommand, RequestCode
 
 
@@ -61,6 +67,39 @@ def test_the_latest_message_of_each_key_stays(tmp_path: Path) -> None:
     assert pull(plain_fetcher(table.store), 0).min_offset == min(found)
     other = {row.offset for row in table.owner.truth[OTHER].rows}
     assert len(other) == int(state.queue(OTHER)["row_count"])  # type: ignore[index]
+
+
+def test_keys_of_many_queues_are_read_by_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue read with others keeps the messages that it keeps alone; queues share the keys of some messages."""
+
+    class Counting(MemoryStore):
+        gets = 0
+
+        def get_range(self, key: str, offset: int, length: int) -> bytes:
+            self.gets += 1
+            return super().get_range(key, offset, length)
+
+    queues, chance = [QueueKey("keyed", number, 0) for number in range(40)], random.Random(5)
+    store = Counting()
+    builder = ArchiveBuilder(store)
+    for _ in range(4):
+        sent = [(queue, f"k{chance.randrange(3)}") for queue in queues for _ in range(chance.randint(1, 4))]
+        builder.commit([Sent(queue, b"body", keys=[key]) for queue, key in sent])
+    state = load(store)
+    found = keyed_queues(RunIndex(store), state, lambda _: True, before_version=EVERYTHING, runs_max=1 << 20)
+    keyed = [one for one in found if isinstance(one, KeyedQueue)]
+    assert len(keyed) == len(queues)
+    results = []
+    for row_bytes in (1, 1 << 30):  # all together, then one by one
+        monkeypatch.setattr(key_rounds, "ROW_BYTES", row_bytes)
+        read, before = KeyPass(histories_of(state)), store.gets
+        read_queues(store, keyed, read, tmp_path, 1 << 20, keeps_keyless=False)
+        masks = {queue: kept.mask(np.arange(20)).tolist() for queue, kept in read.kept.items()}
+        results.append((masks, read.figures, store.gets - before))
+    (together, figures, requests), (alone, same_figures, more_requests) = results
+    assert together == alone and figures == same_figures
+    assert figures.messages > figures.new_messages
+    assert requests <= 2 * 3 < more_requests, "the newest object of four stays"
 
 
 def test_messages_without_a_key_may_stay(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rocketmq_tiered.message_table.batches import message_batches
 from tests.spark.plain_read import read_without_spark
 from tests.sweeps import sweep
+from tiered.archive import offset_map
 from tiered.errors import UsageError
 
 COLUMNS = ["topic", "queueId", "queueOffset", "keys", "bodyLen"]
@@ -24,7 +24,7 @@ def rows_of(path: Path, columns: list[str] = COLUMNS, **options: str) -> list[di
 def test_views_equal_a_dict(
     name: str, archive_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_batches, "MEMORY_BYTES", 1 << 16)  # keys go to the spool
+    monkeypatch.setattr(offset_map, "MEMORY_BYTES", 1 << 16)  # keys go to the spool
     archive, topic = archive_of(name), TOPICS[name]
     expected: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(rows_of(archive, topic=topic), key=lambda one: one["queueOffset"]):

@@ -1,4 +1,4 @@
-"""The latest offset of each key: a map from the MD5 of KEYS to a queue offset, in bounded memory.
+"""The latest offset of each key of a queue: a map from the MD5 of KEYS to an offset, in bounded memory.
 
 It does what the broker's OffsetMap does, for any number of keys. When memory is full, its entries are reduced to the
 last one of each key; if these are still many, they go to a temporary file, divided by digest, and each part is reduced
@@ -7,18 +7,18 @@ on its own.
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiered.archive.segment_reader import RANGE_BYTES_MAX, SegmentReader
+from tiered.archive.kept_offsets import KeptOffsets
 from tiered.errors import CorruptionError
-from tiered.formats.run_part import RunPart
 from tiered.kernels.record_fields import Number, record_fields
-from tiered.model.tables import Table, concatenated, picked
+from tiered.model.tables import Table, concatenated, picked, sorted_ties
 
 ENTRY_DTYPE: Final = np.dtype(
     [
@@ -28,9 +28,12 @@ ENTRY_DTYPE: Final = np.dtype(
         ("size", "<i4"),
         ("is_tombstone", "u1"),  # the body is empty: the key was deleted
         ("has_key", "u1"),
+        ("queue", "<u4"),  # a number: keys of several queues may be in one map
     ]
 )
 """An entry: a message with the digest of its key, its queue offset, and the ``size`` of its record in bytes."""
+MEMORY_BYTES = 64 << 20
+"""Of the map of a reader; more keys go to a file in the temporary directory."""
 _WORK_FACTOR = 4
 """Reducing entries takes so many times their own memory."""
 _PARTS = 256
@@ -56,8 +59,8 @@ class OffsetMap:
         """Bytes in the file."""
 
     def add(self, entries: Table) -> None:
-        """Add messages with keys (``entries``, ENTRY_DTYPE), which are later in the queue than all before. When there
-        are too many in memory, only the last of each key stays; if that are many still, they go to the temporary file.
+        """Add messages with keys (``entries``, ENTRY_DTYPE), in any order. When there are too many in memory, only the
+        last of each key stays; if that are many still, they go to the temporary file.
         Raises OSError."""
         self._in_memory.append(entries)
         self._count += len(entries)
@@ -106,23 +109,23 @@ class OffsetMap:
         self._in_memory, self._count = [], 0
 
 
+def keep_latest(kept: KeptOffsets, parts: Iterable[Table], *, with_tombstones: bool = False) -> None:
+    """Keep of a queue's messages below ``kept.end``, which ``parts`` has in tables of ENTRY_DTYPE, the last of each
+    key; only ``with_tombstones`` those that delete their key."""
+    with closing(OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)) as keys:
+        for entries in parts:
+            keys.add(picked(entries, (entries["has_key"] > 0) & (entries["offset"] < kept.end)))
+        for latest in keys.latest():
+            kept.keep(latest["offset"][(latest["is_tombstone"] == 0) | with_tombstones].astype(np.int64))
+
+
 def _latest(entries: Table) -> Table:
-    """Of the entries of each key, the one with the highest queue offset."""
-    order = np.lexsort((entries["offset"], entries["low"], entries["high"]))
-    high, low = entries["high"][order], entries["low"][order]
-    is_last = np.append((high[1:] != high[:-1]) | (low[1:] != low[:-1]), np.ones(min(1, len(order)), bool))
+    """Of the entries of each key of a queue, the one with the highest queue offset."""
+    high = np.ascontiguousarray(entries["high"])
+    order = sorted_ties(np.argsort(high), high, entries["low"], entries["queue"], entries["offset"])
+    keys = entries[["high", "low", "queue"]][order]
+    is_last = np.append(keys[1:] != keys[:-1], np.ones(min(1, len(order)), bool))
     return picked(entries, order[is_last])
-
-
-def key_entries(reader: SegmentReader, run: RunPart) -> Iterator[Table]:
-    """For key compaction: an entry (ENTRY_DTYPE: digest of the message's KEYS property, queue offset, whether it is a
-    tombstone) for each message of ``run``, the rows of one queue in the object that ``reader`` reads. Some megabytes of
-    messages are read at a time, in order. Raises CorruptionError, and what the object store raises."""
-    rows = reader.row_columns(run)
-    whole = reader.index.block_span(run, 0, len(rows))
-    for span in reader.index.split_span(run, whole, RANGE_BYTES_MAX):
-        records = reader.read_blocks(run, span.first_row, span.end_row)
-        yield entries_of(*records, rows.queue_offset[span.first_row : span.end_row])
 
 
 def entries_of(

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 from tiered.catalog.state import RunChunk
 from tiered.errors import CorruptionError, TieredError
 from tiered.formats.memory_bound import memory_contained
+from tiered.formats.part_rows import PartRows, ends_by_blocks, rows_of_parts
 from tiered.formats.run_part import RunPart
 from tiered.formats.segment import RowTable
 from tiered.formats.segment_index import KeySection, SegmentIndex
 from tiered.formats.segment_layout import PART_RUNS, check_tail_length
 from tiered.model.lru import Lru
 from tiered.model.queue import QueueKey
+from tiered.model.tables import Table
 from tiered.object_store.interface import ObjectStore
 
 RANGE_BYTES_MAX = 16 * 1024 * 1024
 """Stored bytes of one GET; a larger block is read by one GET too."""
+RAW_BYTES_AT_ONCE = 4 * 1024 * 1024
 CACHE_BYTES = 64 * 1024 * 1024
 
 
@@ -76,6 +79,30 @@ class SegmentReader:
         data = self.raw(span.first_block, span.end_block)
         starts = columns.position[first_row:end_row] - span.raw_offset
         return Records(data, starts, columns.size[first_row:end_row])
+
+    def records_of_parts(self, parts: Table) -> Iterator[tuple[PartRows, Records]]:
+        """Rows of ``parts``, runs of rows in the order of ``in_object_order`` and none of them of an LMQ, with their
+        records: the whole blocks of about RAW_BYTES_AT_ONCE at a time. Raises CorruptionError for rows that do not fit
+        the blocks."""
+        index, ordinal, blocks = self.index, parts["ordinal"], self.index.bounds.block_raw
+        raw = index.bounds.run_raw[ordinal] + parts["base_byte"] - index.runs["base_byte"][ordinal]
+        end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))
+        ahead = SegmentReader(self._store, index, ahead_to=int(index.block_offsets[end]))
+        for rows in rows_of_parts(index, parts, ends_by_blocks(index, parts, RAW_BYTES_AT_ONCE)):
+            begin = raw[rows.part] + rows.position
+            first = int(np.searchsorted(blocks, begin[0], side="right")) - 1
+            last = int(np.searchsorted(blocks, begin[-1] + rows.size[-1]))
+            found = Records(ahead.raw(first, last), begin - blocks[first], rows.size)
+            if (
+                (found.starts < 0).any()
+                or (found.sizes < 1).any()
+                or (found.starts + found.sizes > len(found.data)).any()
+            ):
+                raise CorruptionError(
+                    f"{index.key}: rows of its index point outside blocks {first} to {last - 1}",
+                    hint="tiered verify ARCHIVE_URL --full lists all damage",
+                )
+            yield rows, found
 
     def key_hashes(self) -> KeySection:
         """Key hashes of all rows of the object, by one GET."""

@@ -17,7 +17,7 @@ from tiered.formats.container import decode_container, encode_container
 from tiered.formats.queue_names import queues_of
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import selection_of
-from tiered.model.tables import Table, begins, concatenated
+from tiered.model.tables import Table, begins, concatenated, sorted_ties
 from tiered.model.timer import CANCELS, HOUR_MS, EntryKind
 
 PAGE_KIND, FOOTER_KIND = b"RMQTTIMP", b"RMQTTIMF"
@@ -85,14 +85,8 @@ class TimerFooter:
 def sorted_entries(entries: Table, sort: Callable[[Table], Table] = np.argsort) -> Table:
     """``entries`` of timers in the order that they have in an object: by SORTED_BY. ``sort`` returns the indices that
     sort an array of times."""
-    deliver_ms = np.ascontiguousarray(entries["deliver_ms"])
-    order = sort(deliver_ms)
-    is_equal = deliver_ms[order[1:]] == deliver_ms[order[:-1]]
-    if is_equal.any():  # few, as a rule: three keys take three times as long
-        among = np.append(is_equal, False) | np.append(False, is_equal)
-        rows = entries.take(order[among])
-        order[among] = order[among][np.lexsort([rows[name] for name in reversed(SORTED_BY)])]
-    found: Table = entries.take(order)
+    first = np.ascontiguousarray(entries["deliver_ms"])
+    found: Table = entries.take(sorted_ties(sort(first), first, *(entries[name] for name in SORTED_BY[1:])))
     return found
 
 

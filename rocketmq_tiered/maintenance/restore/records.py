@@ -23,7 +23,7 @@ from tiered.catalog.state import CatalogState, renumbered, selected
 from tiered.consume_queue.index import UNIT_DTYPE
 from tiered.consume_queue.store import ConsumeQueueStore
 from tiered.errors import CorruptionError, NotFoundError, SnapshotExpiredError, UsageError
-from tiered.formats.part_rows import PartRows, ends_by_blocks, in_object_order, rows_of_parts
+from tiered.formats.part_rows import PartRows, in_object_order, rows_of_parts
 from tiered.formats.segment_index import SegmentIndex
 from tiered.model.queue import QueueKey
 from tiered.model.queue_roster import selection_of
@@ -173,9 +173,6 @@ def _some_runs(check: SegmentCheck, which: NDArray[np.int64]) -> SegmentCheck:
     return SegmentCheck(check.key, check.place, [some], [check.queues[row] for row in which.tolist()])
 
 
-PENDING_BYTES = 4 << 20
-"""Of decoded records that are written at once."""
-
 TAIL_BYTES = 32 << 20
 
 Written = Callable[[int, int], object]
@@ -216,35 +213,9 @@ class RecordWriter:
         """Copy all selected records of one object to the log, some blocks at a time. Raises CorruptionError for rows
         that do not fit the blocks."""
         index, parts = _opened(self._tails, check)
-        raw, blocks = _raw_of(index, parts), index.bounds.block_raw
-        end = int(np.searchsorted(blocks, raw[-1] + int(parts["byte_count"][-1])))
-        reader = SegmentReader(self._store, index, ahead_to=int(index.block_offsets[end]))
-        for rows in rows_of_parts(index, parts, ends_by_blocks(index, parts, PENDING_BYTES)):
-            begin = raw[rows.part] + rows.position
-            first = int(np.searchsorted(blocks, begin[0], side="right")) - 1
-            last = int(np.searchsorted(blocks, begin[-1] + rows.size[-1]))
-            data = reader.raw(first, last)
+        for rows, records in SegmentReader(self._store, index).records_of_parts(parts):
             kept = self._selection.rows(rows, check.queues, index.queues)
-            piece = Piece(data, (begin - blocks[first])[kept], rows.size[kept], rows.phys[kept])
-            if (
-                (piece.starts < 0).any()
-                or (piece.sizes < 1).any()
-                or (piece.starts + piece.sizes > len(data)).any()
-            ):
-                raise CorruptionError(
-                    f"{index.key}: rows of its index point outside blocks {first} to {last - 1}",
-                    hint="tiered verify ARCHIVE_URL --full lists all damage",
-                )
-            self._log.write([piece])
-
-
-def _raw_of(index: SegmentIndex, parts: Table) -> NDArray[np.int64]:
-    """Where ``parts``, which are not of LMQs, begin in the raw bytes of their object."""
-    ordinal = parts["ordinal"]
-    found: NDArray[np.int64] = (
-        index.bounds.run_raw[ordinal] + parts["base_byte"] - index.runs["base_byte"][ordinal]
-    )
-    return found
+            self._log.write([Piece(records.data, records.starts[kept], rows.size[kept], rows.phys[kept])])
 
 
 def messages_left(

@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ from rocketmq_tiered.message_table.scan.archive_scan import ArchiveScan, archive
 from rocketmq_tiered.message_table.scan.object_rows import CorruptPlace, OnCorrupt, RowChunk
 from rocketmq_tiered.message_table.scan.store_scan import LogRange, store_chunks
 from tiered.archive.kept_offsets import KeptOffsets
-from tiered.archive.offset_map import OffsetMap, entries_of
+from tiered.archive.offset_map import entries_of, keep_latest
 from tiered.errors import CorruptionError
 from tiered.formats.fields import INNER_FIELD_TABLE
 from tiered.formats.record import (
@@ -61,10 +59,6 @@ from tiered.formats.record import (
 )
 from tiered.kernels.record_fields import Number, RecordFields, record_fields, slice_crc32
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
-from tiered.model.tables import picked
-
-MEMORY_BYTES = 64 << 20
-"""Of the map of keys; the rest is in a file of the temporary directory."""
 
 
 def view_chunks(
@@ -74,18 +68,9 @@ def view_chunks(
     if not len(part.table):
         return
     kept = KeptOffsets(int(part.table["begin"].min()), int(part.table["end"].max()))
-    keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
-    try:
-        for chunk in map(explode, archive_chunks(scan, part)):
-            if not len(chunk):
-                continue
-            entries = entries_of(chunk.data, chunk.starts, chunk.size, chunk.queue_offset)
-            keys.add(picked(entries, entries["has_key"] > 0))
-        for latest in keys.latest():
-            shown = latest if view is View.CHANGES else picked(latest, latest["is_tombstone"] == 0)
-            kept.keep(shown["offset"].astype(np.int64))
-    finally:
-        keys.close()
+    chunks = filter(len, map(explode, archive_chunks(scan, part)))
+    entries = (entries_of(chunk.data, chunk.starts, chunk.size, chunk.queue_offset) for chunk in chunks)
+    keep_latest(kept, entries, with_tombstones=view is View.CHANGES)
     # Damage was reported by the first pass.
     for chunk in map(explode, archive_chunks(replace(scan, on_corrupt=lambda place: None), part)):
         yield chunk.taken(np.flatnonzero(kept.mask(chunk.queue_offset)))

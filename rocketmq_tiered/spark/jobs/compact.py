@@ -35,7 +35,7 @@ from rocketmq_tiered.maintenance.key_rounds import (
 from rocketmq_tiered.process.loaded_archive import LoadedArchive
 from rocketmq_tiered.spark.jobs.tasks import ArchiveTarget, SparkTasks
 from tiered.archive.kept_offsets import KeptOffsets, KeptRows
-from tiered.archive.offset_map import ENTRY_DTYPE, OffsetMap
+from tiered.archive.offset_map import ENTRY_DTYPE, MEMORY_BYTES, OffsetMap
 from tiered.archive.rewrite.outputs import rewrite
 from tiered.archive.rewrite.plan import Candidates, OutputPart, RewritePlan
 from tiered.archive.rewrite.result import OutputIdentity, RewriteCost, RewriteOptions, RewriteResult
@@ -57,7 +57,6 @@ TASK_BYTES = 128 << 20
 """Message bytes that a task reads."""
 PART_MESSAGES = 4 << 20
 """Messages of a part of the shuffle at most, before those of equal keys are dropped."""
-MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -177,22 +176,19 @@ def read_keys(task: KeysTask) -> list[tuple[int, KeysPiece]]:
     whatever their key, and the last row of each run, by queue and begin of the run."""
     figures, kept_anyway = KeyFigures(), list[NDArray[np.int64]]()
     last_rows: dict[tuple[QueueKey, int], int] = {}
-    keys = OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)
     pieces: list[tuple[int, KeysPiece]] = []
-    try:
+    with closing(OffsetMap(Path(tempfile.gettempdir()), MEMORY_BYTES)) as keys:
         with task.target.open(task.cluster, task.broker) as archive:
-            for entries in queue_entries(archive, task.queue, last_rows):
-                keyed, offsets, more = divided(entries, keeps_keyless=task.keeps_keyless)
+            for entries in queue_entries(archive, [task.queue], last_rows):
+                keyed, free, more = divided(entries, keeps_keyless=task.keeps_keyless)
                 figures += more
-                kept_anyway.append(offsets)
+                kept_anyway.append(free["offset"])
                 keys.add(keyed)
         for latest in keys.latest():
             part = (latest["low"] % np.uint64(task.parts)).astype(np.int64)
             for number in np.unique(part).tolist():
                 entries_of_part = zlib.compress(picked(latest, part == number).tobytes(), 1)
                 pieces.append((number, KeysPiece(task.number, entries_of_part, task.keeps_tombstones)))
-    finally:
-        keys.close()
     stored = _stored(np.concatenate(kept_anyway)) if kept_anyway else b""
     rest = KeysPiece(task.number, offsets=stored, figures=figures, last_rows=last_rows)
     return [*pieces, (task.number % task.parts, rest)]
@@ -208,8 +204,8 @@ def latest_of_part(pieces: list[KeysPiece]) -> list[KeysPiece]:
         keys = OffsetMap(Path(tempfile.gettempdir()), 1 << 40)
         keys.add(concatenated(tables, ENTRY_DTYPE))
         for latest in keys.latest():
-            offsets, figures = surviving(latest, keeps_tombstones=of_queue[0].keeps_tombstones)
-            results.append(KeysPiece(number, offsets=_stored(offsets), figures=figures))
+            values, figures = surviving(latest, keeps_tombstones=of_queue[0].keeps_tombstones)
+            results.append(KeysPiece(number, offsets=_stored(values["offset"]), figures=figures))
     return results
 
 
