@@ -10,6 +10,7 @@ import itertools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,21 +256,17 @@ def messages_of(batch: MessageBatch, queue: QueueKey, *, is_batch: bool) -> Iter
 Decode = Callable[[MessageBatch], Iterator[Message]]
 
 
-class _Turn:
+@contextmanager
+def _alone(lock: threading.Lock) -> Iterator[None]:
     """Exclusive use; concurrent use is an error, not a wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                "iterator already in use by another thread or task",
-                hint="use one iterator per thread or task",
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    if not lock.acquire(blocking=False):
+        raise UsageError(
+            "iterator already in use by another thread or task", hint="use one iterator per thread or task"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Batches:
@@ -279,7 +276,7 @@ class _Batches:
         self._begin = begin
         self._walk: Walk | None = None
         self._is_over = False
-        self._turn = _Turn()
+        self._lock = threading.Lock()
 
     async def _next(self) -> MessageBatch | None:
         if not self._is_over:
@@ -294,7 +291,7 @@ class Batches(_Batches, Iterator[MessageBatch]):
     """Batches of a walk, for threads."""
 
     def __next__(self) -> MessageBatch:
-        with self._turn:
+        with _alone(self._lock):
             batch = run_sync(self._next())
         if batch is None:
             raise StopIteration
@@ -312,14 +309,14 @@ class Messages(Iterator[Message]):
         self._batches = batches
         self._decode = decode
         self._rest: Iterator[Message] = iter(())
-        self._turn = _Turn()
+        self._lock = threading.Lock()
 
     def __next__(self) -> Message:
         """The next message; reads the next batch when all messages of the last one have been returned. Raises
         StopIteration at the end."""
         for message in self._rest:
             return message
-        with self._turn:
+        with _alone(self._lock):
             for message in self._rest:  # another thread has read the next batch while this one waited
                 return message
             self._rest = iter(())  # free its memory while the next batch is read
@@ -336,7 +333,7 @@ class AsyncBatches(_Batches, AsyncIterator[MessageBatch]):
     """Batches of a walk, for an event loop."""
 
     async def __anext__(self) -> MessageBatch:
-        with self._turn:
+        with _alone(self._lock):
             batch = await run_async(self._next())
         if batch is None:
             raise StopAsyncIteration
@@ -354,12 +351,12 @@ class AsyncMessages(AsyncIterator[Message]):
         self._batches = batches
         self._decode = decode
         self._rest: Iterator[Message] = iter(())
-        self._turn = _Turn()
+        self._lock = threading.Lock()
 
     async def __anext__(self) -> Message:
         for message in self._rest:
             return message
-        with self._turn:
+        with _alone(self._lock):
             self._rest = iter(())  # free its memory while the next batch is read
             self._rest = self._decode(await anext(self._batches))
             return next(self._rest)

@@ -9,7 +9,7 @@ fails. Tails and blocks are shared with pulls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -40,25 +40,15 @@ ENTRY_BYTES = 200
 """Approximate memory of an entry without its value."""
 
 
-class PartKey(NamedTuple):
-    """``part`` of the object ``object_key``."""
-
-    object_key: str
-    part: Hashable
-
-
-class _Part(NamedTuple):
-    value: Any
-    byte_count: int
-
-
 class PartCache:
     """At most ``bytes_max``; with a ``budget`` charged to it, and released when a user read needs room. Thread-safe."""
 
     def __init__(self, bytes_max: int, budget: ByteBudget | None = None) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._parts: Lru[PartKey, _Part] = Lru(bytes_max)
+        self._parts: Lru[tuple[str, Hashable], Any] = Lru(bytes_max)
+        """By key of the object and name of the part."""
+        self._charged_bytes = 0
         if budget is not None:
             budget.add_reclaimer(self._reclaim)
 
@@ -73,48 +63,49 @@ class PartCache:
     def get(self, object_key: str, part: Hashable) -> Any | None:
         """The part, if it is kept."""
         with self._lock:
-            found = self._parts.get(PartKey(object_key, part))
-            return None if found is None else found.value
+            return self._parts.get((object_key, part))
 
     def put(self, object_key: str, part: Hashable, value: Any, byte_count: int) -> None:
         """Cache ``value``, one decoded part of an object, unless it is larger than the whole cache or the memory budget
         that is shared with other caches has no room."""
-        key, byte_count = PartKey(object_key, part), byte_count + ENTRY_BYTES
+        key, byte_count = (object_key, part), byte_count + ENTRY_BYTES
         if byte_count > self._parts.bytes_max or key in self._parts:
             return
         if self._budget is not None and not self._budget.try_charge(byte_count, Priority.PREFETCH):
             return
         with self._lock:
-            gone = [
-                _Part(value, byte_count)
-            ]  # what to uncharge: this part, if another thread has added it already
-            if key not in self._parts:
-                gone = self._parts.add(key, gone[0], byte_count)
-        self._release(gone)
+            self._charged_bytes += byte_count
+            if key not in self._parts:  # another thread may have added it
+                self._parts.add(key, value, byte_count)
+        self._release()
 
     def drop(self, object_key: str) -> int:
         """Remove every part of an object from the cache, because one of them proved wrong. Returns their number."""
         with self._lock:
-            gone = [part for key, part in self._parts if key.object_key == object_key]
-            for key in [key for key, _ in self._parts if key.object_key == object_key]:
+            gone = [key for key, _ in self._parts if key[0] == object_key]
+            for key in gone:
                 self._parts.pop(key)
-        self._release(gone)
+        self._release()
         return len(gone)
 
     def evict(self, byte_count: int) -> None:
         """Drop so many bytes of parts, the longest unused first."""
         with self._lock:
-            gone = self._parts.evict(byte_count)
-        self._release(gone)
+            self._parts.evict(byte_count)
+        self._release()
 
     def _reclaim(self, byte_count: int, priority: int) -> None:
         """Evict parts for a user's read only, like tails of objects."""
         if priority <= Priority.USER:
             self.evict(byte_count)
 
-    def _release(self, parts: Sequence[_Part]) -> None:
-        if self._budget is not None and parts:
-            self._budget.release(sum(part.byte_count for part in parts))
+    def _release(self) -> None:
+        """Return to the budget what was charged for parts that are no longer here."""
+        with self._lock:
+            gone_bytes = self._charged_bytes - self._parts.held_bytes
+            self._charged_bytes -= gone_bytes
+        if self._budget is not None and gone_bytes:
+            self._budget.release(gone_bytes)
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from rocketmq_tiered.cli.arguments import add_archive, add_json, add_topic, prin
 from rocketmq_tiered.message_table.options.columns import DEFAULT_NAMES
 from rocketmq_tiered.message_table.options.source_options import Mode, SourceOptions
 from rocketmq_tiered.process.progress import Progress
-from rocketmq_tiered.sql.archive import Extra
+from rocketmq_tiered.sql.archive import extra
 from tiered.console import camel_names, print_lines
 from tiered.errors import CorruptionError, UsageError
 from tiered.object_store.interface import StoreOptions
@@ -82,7 +82,7 @@ def execute(options: argparse.Namespace) -> int:
         )
     source, store = _source(options, settings), tables.readable_as_umask(StoreOptions(settings.object_store))
     with (
-        Extra(),
+        extra(),
         Progress("export", 0, quiet=options.json, unit="parts") as progress,
         closing(open_store(options.target, store)) as target_store,
         ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), THREADS_MAX), "export") as pool,

@@ -25,7 +25,7 @@ from rocketmq_tiered.process.loaded_archive import keyed_topics, rules_in
 from rocketmq_tiered.sending.timer_broker import RemoteTimerBroker
 from rocketmq_tiered.sending.timer_delivery import Place, TimerDelivery
 from rocketmq_tiered.sending.timer_send import everyone
-from rocketmq_tiered.server.security.authorizer import SenderRights
+from rocketmq_tiered.server.security.authorizer import sender_rights
 from tiered.archive.rewrite.outputs import Rewrite
 from tiered.archive.task import StateOf, StoppedError, Task, TaskLoop, TaskStatus
 from tiered.archive.unreadable import UnreadableRange
@@ -130,7 +130,7 @@ class ArchiveTasks:
         gets a function that says whether to stop; ``read`` reads the messages of timers by topic, queue and offset."""
         broker = make_broker(self._stopping.stopped.is_set)
         acl_file = self._settings.serve.acl_file
-        judge = SenderRights(Path(acl_file), store) if acl_file else everyone
+        judge = sender_rights(Path(acl_file), store) if acl_file else everyone
         task = TimerDelivery(self._commits(store), self._settings.timers, broker, read, judge)
         loop = self._add(task, self._timers_state)
         self._figures["timers"] = lambda: task.status(loop.status.problem)

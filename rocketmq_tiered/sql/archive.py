@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ class Archive(fetcher.archive.Archive):
         """A topic as a table. Raises NotFoundError. Needs ``rocketmq-tiered[sql]``, as ``sql`` does."""
         if name not in self.topics():
             raise NotFoundError(f"{self.title} has no topic {name}", hint="tiered ls lists the topics")
-        with Extra():
+        with extra():
             return tables.Topic(self.access, name)
 
     def sql(self, statement: str, parameters: Parameters = None) -> DuckDBPyRelation:
@@ -47,7 +49,7 @@ class Archive(fetcher.archive.Archive):
         """The archive's SQL session: DuckDB, in which each topic is a table. The first call may give ``options``, which
         are those of SqlSession. Raises UsageError if DuckDB is not installed, or for options in a later call."""
         self.access.require_open()
-        with Extra(), self._lock:
+        with extra(), self._lock:
             if self._session is not None and options:
                 raise UsageError(
                     "this archive already has an SQL session, and its options cannot be changed",
@@ -60,14 +62,12 @@ class Archive(fetcher.archive.Archive):
 open_archive = Archive.open
 
 
-class Extra:
+@contextmanager
+def extra() -> Iterator[None]:
     """Turns a missing package into the command that installs it."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ModuleNotFoundError):
-            raise UsageError(
-                f"{error.name} is not installed", hint="pip install 'rocketmq-tiered[sql]'"
-            ) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error.name} is not installed", hint="pip install 'rocketmq-tiered[sql]'"
+        ) from error

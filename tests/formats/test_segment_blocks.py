@@ -71,7 +71,7 @@ def test_every_block_is_stored_whole_whatever_the_threads(threads: int) -> None:
     records, blocks = _arena(sum(rows)), _blocks(rows)
     packer = BlockPacker(1, threads)
     with packer.packing(blocks, records) as packed:
-        data = b"".join(packed.stored())
+        data = b"".join([piece.result() for piece in packed])
     packer.close()
     assert len(data) == int(blocks["stored_bytes"].sum())
     for number, (begin, end) in enumerate(pairwise([0, *np.cumsum(blocks["stored_bytes"]).tolist()])):
@@ -91,7 +91,7 @@ def test_a_record_outside_the_arena_is_refused_by_its_row() -> None:
         pytest.raises(ValueError, match="row 50"),
         BlockPacker(1, 2).packing(_blocks(rows), records) as packed,
     ):
-        packed.stored()
+        [piece.result() for piece in packed]
 
 
 def test_nothing_reads_the_arena_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

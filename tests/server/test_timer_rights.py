@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rocketmq_tiered.server.security.authorizer import SenderRights, hand_over_refusal
+from rocketmq_tiered.server.security.authorizer import hand_over_refusal, sender_rights
 from rocketmq_tiered.server.security.rules import Rules, read_rules
 from tiered.archive.private_key import KEY_BYTES, private_key
 from tiered.errors import CorruptionError
@@ -85,7 +85,7 @@ def test_an_archive_has_one_key_for_all_servers(tmp_path: Path) -> None:
     key = private_key(store)
     assert len(key) == KEY_BYTES and private_key(store) == key != private_key(MemoryStore())
     rules_of(tmp_path / "rules.yml", acl_1())
-    judge = SenderRights(tmp_path / "rules.yml", store)
+    judge = sender_rights(tmp_path / "rules.yml", store)
     properties = sealed(key, "producer1@10.0.0.1", {TOPIC: "orders", DELIVER_MS: "1800000000000"}, BODY)
     assert judge(properties, BODY) is None and judge(properties, b"other") is not None
     damaged = MemoryStore()

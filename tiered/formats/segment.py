@@ -73,18 +73,6 @@ class Records:
         return rows
 
 
-class PackedBlocks:
-    """Blocks being compressed."""
-
-    def __init__(self, pieces: Sequence[Future[bytes]]) -> None:
-        self._pieces = pieces
-
-    def stored(self) -> list[bytes]:
-        """The stored bytes of all blocks, in order. Waits for them; the table of blocks is complete then. Raises
-        ValueError when a record lies outside the arena."""
-        return [piece.result() for piece in self._pieces]
-
-
 class BlockPacker:
     """Compresses the blocks of one object after the other. With ``threads`` 1, in the calling thread."""
 
@@ -95,17 +83,18 @@ class BlockPacker:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="compress") if threads > 1 else None
 
     @contextmanager
-    def packing(self, blocks: Table, records: Records) -> Iterator[PackedBlocks]:
+    def packing(self, blocks: Table, records: Records) -> Iterator[list[Future[bytes]]]:
         """Compress in the background during the ``with`` block; after it the arena is no longer read.
 
-        ``blocks`` has its rows and raw bytes.
+        ``blocks`` has its rows and raw bytes, and is complete once all futures are done, which have the stored bytes of
+        the blocks, in order. They raise ValueError when a record lies outside the arena.
         """
         pieces: list[Future[bytes]] = []
         try:
             rows = records.first_rows(blocks).tolist()
             for first, last in _pieces(blocks["raw_bytes"]):
                 pieces.append(self._submit(blocks[first:last], records, rows[first]))
-            yield PackedBlocks(pieces)
+            yield pieces
         finally:
             for piece in pieces:
                 piece.cancel()
@@ -311,7 +300,7 @@ def encode_segment(
     with scratch.packer(codec).packing(blocks, Records(arena, _i8(rows.position), _i4(rows.size))) as packed:
         keys, key_header = encode_keys(rows.key_count, rows.key_hashes)
         pages = _encode_pages(view, rows, codec.level, scratch)
-        body: list[Buffer] = [encode_header(), *packed.stored()]
+        body: list[Buffer] = [encode_header(), *(piece.result() for piece in packed)]
     tail = encode_tail(meta, queues, parents, runs, (blocks, blocks_of_run), pages, key_header)
     if keys:
         body.append(keys)

@@ -6,7 +6,7 @@ its end. Oracle: ``tiered.formats.record.decode_record``.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,18 +116,8 @@ _THREES, _TOP_BITS = word(b"\x03" * 8), word(b"\x80" * 8)
 _TAGS_NAME, _KEYS_NAME, _UNIQ_KEY_NAME = word(b"TAGS"), word(b"KEYS"), word(b"UNIQ_KEY")
 
 
-@dataclass(frozen=True)
-class RecordFields:
-    """Fields of records: ``numbers[Number.X, row]``; positions are in the data they were read from."""
-
-    numbers: NDArray[np.int64]
-
-    def __getitem__(self, name: Number) -> NDArray[np.int64]:
-        column: NDArray[np.int64] = self.numbers[name]
-        return column
-
-    def __len__(self) -> int:
-        return int(self.numbers.shape[1])
+RecordFields: TypeAlias = NDArray[np.int64]
+"""Fields of records, ``fields[Number.X, row]``; positions are in the data they were read from."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,7 @@ def record_fields(
     require_inside(data, starts, sizes)
     numbers = np.zeros((_FIELDS, len(starts)), np.int64)
     _record_fields(data, starts, sizes, properties, numbers)
-    return RecordFields(numbers)
+    return numbers
 
 
 def require_inside(data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray[Any]) -> None:
@@ -172,7 +162,7 @@ def require_inside(data: NDArray[np.uint8], starts: NDArray[Any], sizes: NDArray
 def property_pairs(data: NDArray[np.uint8], fields: RecordFields) -> Pairs:
     """The places of all properties, names and values, of the records in ``data`` whose ``fields`` were found with
     ``properties``. Of equal names in one record the last counts, as in Java."""
-    starts = np.zeros(len(fields) + 1, np.int32)
+    starts = np.zeros(fields.shape[1] + 1, np.int32)
     places = np.empty((4, int(fields[Number.PAIRS].sum())), np.int64)
     count = _property_pairs(
         data, fields[Number.PROPERTIES_AT], fields[Number.PROPERTIES_BYTES], starts, places
@@ -216,7 +206,7 @@ def copy_to(
 def message_ids(data: NDArray[np.uint8], fields: RecordFields) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """(offsets, text) of the broker's message ids: store host and physical offset in upper-case hex digits."""
     lengths = np.where(fields[Number.VALID] == 1, 2 * (fields[Number.STORE_HOST_BYTES] + 8), 0)
-    offsets = np.zeros(len(fields) + 1, np.int32)
+    offsets = np.zeros(fields.shape[1] + 1, np.int32)
     offsets[1:] = np.cumsum(lengths)
     out = np.empty(int(offsets[-1]), np.uint8)
     _message_ids(

@@ -51,7 +51,7 @@ def find_timers(
     """
     fields = record_fields(arena, position, size, properties=False)
     found = np.zeros((ROW, len(position)), np.int64)
-    _find(arena.ctypes.data, fields.numbers, found, np.int64(max_delay_ms))
+    _find(arena.ctypes.data, fields, found, np.int64(max_delay_ms))
     return found
 
 

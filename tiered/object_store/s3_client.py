@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tiered.object_store.interface import StoreOptions
-from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport, TransportOptions
+from tiered.object_store.s3_transport import CONNECTIONS_MAX, S3Transport
 from tiered.settings.sections import ObjectStoreSettings
 
 _FROM_FILES = frozenset({"shared-credentials-file", "config-file"})
@@ -148,12 +148,10 @@ def connect(options: StoreOptions) -> tuple[Any, S3Transport]:
     settings = options.settings
     client = session.client("s3", config=Config(**config_arguments(settings)), **client_arguments(options))
     transport = S3Transport(
-        TransportOptions(
-            connect_timeout_s=settings.connect_timeout_ms / 1000,
-            read_timeout_s=settings.read_timeout_ms / 1000,
-            ca_certs=ca_bundle() or get_cert_path(True),
-            proxy_url=proxy_of(client.meta.endpoint_url),
-        )
+        settings.connect_timeout_ms / 1000,
+        settings.read_timeout_ms / 1000,
+        ca_bundle() or get_cert_path(True),
+        proxy_of(client.meta.endpoint_url),
     )
     client.meta.events.register("before-send.s3", transport)
     client.meta.events.register("before-call.s3.DeleteObjects", add_content_md5)

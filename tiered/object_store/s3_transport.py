@@ -141,33 +141,23 @@ def _pool_classes() -> dict[str, Any]:
     return {"http": with_deadlines(HTTPConnectionPool), "https": with_deadlines(HTTPSConnectionPool)}
 
 
-@dataclass(frozen=True)
-class TransportOptions:
-    """Timeouts in seconds, path of the CA bundle, proxy of the environment for this endpoint."""
-
-    connect_timeout_s: float
-    read_timeout_s: float
-    ca_certs: str | None = None
-    proxy_url: str | None = None
-
-
 class S3Transport:
     """Handler of the SDK's ``before-send`` event. Thread-safe."""
 
-    def __init__(self, options: TransportOptions) -> None:
-        """``options``: timeouts, CA certificates and the proxy, which all requests of a client share."""
+    def __init__(
+        self, connect_timeout_s: float, read_timeout_s: float, ca_certs: str | None, proxy_url: str | None
+    ) -> None:
+        """``ca_certs``: the path of the CA bundle; ``proxy_url``: the proxy of the environment for the endpoint."""
         from urllib3 import PoolManager, proxy_from_url
 
-        self._options = options
+        self._connect_timeout_s, self._read_timeout_s = connect_timeout_s, read_timeout_s
         arguments: dict[str, Any] = {"maxsize": CONNECTIONS_MAX, "retries": False}
-        if options.ca_certs is not None:
-            arguments |= {"ca_certs": options.ca_certs, "cert_reqs": "CERT_REQUIRED"}
+        if ca_certs is not None:
+            arguments |= {"ca_certs": ca_certs, "cert_reqs": "CERT_REQUIRED"}
         self._manager = (
             PoolManager(**arguments)
-            if options.proxy_url is None
-            else proxy_from_url(
-                options.proxy_url, proxy_headers=_proxy_headers(options.proxy_url), **arguments
-            )
+            if proxy_url is None
+            else proxy_from_url(proxy_url, proxy_headers=_proxy_headers(proxy_url), **arguments)
         )
         self._manager.pool_classes_by_scheme = _pool_classes()
 
@@ -179,7 +169,7 @@ class S3Transport:
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
-        read_s = self._options.read_timeout_s
+        read_s = self._read_timeout_s
         limit_s = _deadline.get()
         # Without a deadline of the caller, connecting, sending and reading each have a timeout.
         call = _Call(time.monotonic() + read_s if limit_s is None else limit_s, current_abandonment())
@@ -192,7 +182,7 @@ class S3Transport:
                 body=_body_of(request),
                 headers=_headers_of(request),
                 timeout=Timeout(
-                    connect=min(self._options.connect_timeout_s, left_s),
+                    connect=min(self._connect_timeout_s, left_s),
                     read=read_s if limit_s is None else None,
                     total=None if limit_s is None else left_s,
                 ),

@@ -343,7 +343,7 @@ class BatchBuilder:
         for row in np.flatnonzero(~good).tolist():
             self._on_corrupt(_place(chunk, row, "the record does not decode or does not match its row"))
         index = np.flatnonzero(good)
-        return chunk.taken(index), RecordFields(np.ascontiguousarray(fields.numbers[:, index]))
+        return chunk.taken(index), np.ascontiguousarray(fields[:, index])
 
     def _batch(self, chunk: RowChunk, fields: RecordFields | None, bodies: Bodies | None) -> pa.RecordBatch:
         columns = _Columns(chunk, fields, bodies)
@@ -387,9 +387,9 @@ def _rows(chunk: RowChunk, begin: int, end: int) -> RowChunk:
 
 
 def _part(fields: RecordFields, begin: int, end: int) -> RecordFields:
-    if (begin, end) == (0, len(fields)):
+    if (begin, end) == (0, fields.shape[1]):
         return fields
-    return RecordFields(np.ascontiguousarray(fields.numbers[:, begin:end]))
+    return np.ascontiguousarray(fields[:, begin:end])
 
 
 class _Columns:

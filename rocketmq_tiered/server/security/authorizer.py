@@ -8,8 +8,9 @@ A request for a message by physical offset (33, 36, 37) is authorized for the me
 
 import hmac
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -186,15 +187,9 @@ def hand_over_refusal(rules: Rules, key: bytes, properties: Mapping[str, str], b
     return rules.send_refusal(name or ANONYMOUS, properties.get(TOPIC, ""), host)
 
 
-class SenderRights:
-    """Judges by the rules in force in a file, and the archive's key in ``store``. Raises UsageError if the file is
-    invalid at the start."""
-
-    def __init__(self, acl_file: Path, store: ObjectStore) -> None:
-        self._rules, self._store, self._key = rules_in_file(acl_file), store, b""
-
-    def __call__(self, properties: Mapping[str, str], body: bytes) -> str | None:
-        """Why the sender of this message of the gateway topic may not send to its own topic, or None. Raises what the
-        store raises."""
-        self._key = self._key or private_key(self._store)
-        return hand_over_refusal(self._rules.now(), self._key, properties, body)
+def sender_rights(acl_file: Path, store: ObjectStore) -> Callable[[Mapping[str, str], bytes], str | None]:
+    """A function that says why the sender of a message of the gateway topic may not send to its own topic, or None: by
+    the rules in force in a file, and the archive's key in ``store``; it raises what the store raises. Raises UsageError
+    if the file is invalid at the start."""
+    rules, key = rules_in_file(acl_file), cache(partial(private_key, store))
+    return lambda properties, body: hand_over_refusal(rules.now(), key(), properties, body)

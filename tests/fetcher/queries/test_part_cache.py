@@ -204,10 +204,10 @@ def test_a_part_that_went_bad_in_memory_is_fetched_again() -> None:
     store = large_index()
     with CountedQueries(store, load(store)) as queries:
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
-        for key, entry in queries.access._kept._parts:
-            if isinstance(entry.value, bytes):
-                bad = bytes(byte ^ 0x40 for byte in entry.value)
-                queries.access._kept._parts.put(key, entry._replace(value=bad), entry.byte_count)
+        for key, value in queries.access._kept._parts:
+            if isinstance(value, bytes):
+                bad = bytes(byte ^ 0x40 for byte in value)
+                queries.access._kept._parts.put(key, bad, len(bad) + ENTRY_BYTES)
         assert len(queries.by_key(KeyQuery("a", "k3-7")).messages) == 1
 
 
