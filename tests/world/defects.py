@@ -10,6 +10,7 @@ import numpy as np
 
 import rocketmq_tiered.maintenance.compaction_round as rounds
 import uploader.cycle_builder
+import uploader.offload
 import uploader.queue_ttl_classes
 from rocketmq_tiered.maintenance import expire, gc, key_rounds
 from rocketmq_tiered.maintenance.expire_plan import ExpiryPlanner
@@ -231,7 +232,7 @@ DEFECTS: dict[str, Defect] = {
         "without_units",
         lambda right: lambda archived, shown, _: right(archived, shown, {"-"}),
     ),
-    "a damaged table takes others down": Defect(metadata_commits, "broker_tables", always(without_damaged)),
+    "a damaged table takes others down": Defect(uploader.offload, "broker_tables", always(without_damaged)),
     "store times alone decide what expires": Defect(
         ExpiryPlanner, "_newest_ms", always(lambda self, runs: runs["max_store_timestamp"])
     ),
