@@ -57,10 +57,8 @@ class QueueTtlClasses:
         attributes = self._attributes
         if attributes is not self._made_of:
             self._made_of, self._days = attributes, np.empty(0, np.int64)
-        first, count = (
-            len(self._days),
-            len(table),
-        )  # queues that a scan adds from now on are for the next call
+        # Queues that a scan adds from now on are for the next call.
+        first, count = len(self._days), len(table)
         if first < count:
             by_topic: dict[str, int] = {}
             added = np.full(count - first, FOREVER_CLASS, np.int64)

@@ -73,9 +73,8 @@ def _in_order(row: Ints, runs: Table) -> tuple[Ints, Table]:
     """Copies of ``runs`` and of ``row``, which is the row of the queue of each, sorted by row and first offset."""
     base = runs["base_queue_offset"]
     if bool(((row[1:] > row[:-1]) | ((row[1:] == row[:-1]) & (base[1:] >= base[:-1]))).all()):
-        return row, copied(
-            runs
-        )  # usually: a writer lists runs by queue, and new queues got their rows in that order
+        # Usually so: a writer lists runs by queue, and new queues got their rows in that order.
+        return row, copied(runs)
     order = np.lexsort((base, row))
     return row[order], picked(runs, order)
 

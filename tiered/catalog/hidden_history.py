@@ -82,10 +82,8 @@ def message_count(hidden: CatalogState) -> int:
 def hidden_since(state: CatalogState, since_ms: int) -> int:
     """How many messages were hidden after ``since_ms`` because the broker's log was truncated or replaced, without
     those that are visible again."""
-    count, shared = (
-        0,
-        state.version,
-    )  # newest version whose messages are in this and all histories seen so far
+    # ``shared``: the newest version whose messages are in the present log history and in all others seen so far.
+    count, shared = 0, state.version
     for history in histories_to(state.log_histories, state.version):
         # A history that continues an earlier one hides again what that one had hidden.
         if history.version <= shared and history.created_ms > since_ms:

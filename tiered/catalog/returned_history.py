@@ -355,15 +355,15 @@ class _Return:
             returned.setdefault(queue, []).append(run)
         table = np.zeros(len(keys), state.table.dtype)
         for number, key in enumerate(keys):
-            row, wanted = state.row_of(key), self._returning(key)
-            if wanted is None:
+            row, target_row = state.row_of(key), self._returning(key)
+            if target_row is None:
                 assert row is not None
                 table[number] = state.table[row]
                 if target.queue(key) is not None:
                     table[number]["flags"] |= QUEUE_HIDDEN | QUEUE_SUPERSEDED
                 continue
-            self._check_whole(key, wanted, returned.get(key, []))
-            table[number] = wanted
+            self._check_whole(key, target_row, returned.get(key, []))
+            table[number] = target_row
             new = table[number]
             runs = np.array(returned.get(key, []), RUN_DTYPE)
             new["row_count"] = 0
@@ -373,7 +373,7 @@ class _Return:
                 new["flags"] |= int(present["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
                 new["end_byte"] = max(int(new["end_byte"]), int(self._end_byte[row]))
                 # Messages that have expired since stay expired, but not those that return.
-                first = int(runs["base_queue_offset"][0] if len(runs) else wanted["end_queue_offset"])
+                first = int(runs["base_queue_offset"][0] if len(runs) else target_row["end_queue_offset"])
                 new["min_queue_offset"] = max(
                     int(new["min_queue_offset"]), min(int(present["min_queue_offset"]), first)
                 )

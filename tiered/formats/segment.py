@@ -217,7 +217,7 @@ class RowTable:
     queue_offset: NDArray[Any]  # i8, base offset of the row
     inner_num: NDArray[
         Any
-    ]  # i4, queue offsets the row spans; of sparse runs as stored: from the row before on
+    ]  # i4, queue offsets that the row spans; of sparse runs, as stored, with the hole before
     key_count: NDArray[Any]  # u2
     parent: NDArray[Any]  # i4, index into the segment's queues; -1 but in LMQ rows
     parent_queue_offset: NDArray[Any]  # i8, -1 but in LMQ rows

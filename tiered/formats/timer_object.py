@@ -25,14 +25,10 @@ PAGE_ROWS = 8_192
 
 ENTRY_DTYPE = np.dtype(
     [
-        (
-            "deliver_ms",
-            "<i8",
-        ),  # when it is delivered; of a cancellation, when its timers are; refused: listed until
-        (
-            "key_hash",
-            "<u8",
-        ),  # XXH64 of the unique key, without one the physical offset; of a refused message, the Refusal
+        # When it is delivered; of a cancellation, when its timers are; of a refused message, until when it is listed.
+        ("deliver_ms", "<i8"),
+        # XXH64 of the unique key, without one the physical offset; of a refused message, the Refusal.
+        ("key_hash", "<u8"),
         ("physical_offset", "<i8"),  # of the message
         ("queue_offset", "<i8"),  # of the message; of a cancellation of one place, of the timer there
         ("queue", "<u4"),  # row of the footer's table ``queues``

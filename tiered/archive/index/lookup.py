@@ -124,9 +124,8 @@ class _Pages:
         low, high = self.first_item, self.end_item
         pages = PAGES_AT_ONCE
         while low < high:
-            middle = (
-                low if pages == PAGES_AT_ONCE else (low + high) // 2
-            )  # the first step is at the slot's begin
+            # The first step looks at the slot's begin.
+            middle = low if pages == PAGES_AT_ONCE else (low + high) // 2
             if not self._begin <= middle < self._begin + len(self._items):
                 await self._load(middle // PAGE_ITEMS, pages)
             pages = 1

@@ -54,9 +54,8 @@ def in_order(items: Table) -> bool:
 def missing_items(items: Table, wanted: Table) -> int:
     """How many different ones of ``wanted`` are not among ``items``, which are in order."""
     item_hashes = np.ascontiguousarray(items["hash"])
-    wanted = picked(
-        wanted, np.argsort(wanted["hash"])
-    )  # in order, searches find their data in the CPU's cache
+    # In order, so that searches find their data in the processor's cache.
+    wanted = picked(wanted, np.argsort(wanted["hash"]))
     if len(item_hashes):
         first = picked(items, np.minimum(np.searchsorted(item_hashes, wanted["hash"]), len(item_hashes) - 1))
         wanted = picked(wanted, first != wanted)

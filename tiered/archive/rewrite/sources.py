@@ -81,9 +81,8 @@ class RewriteSources:
         self._selection = None if plan is None else plan.selection
         self._share = None if plan is None else kept_share(candidates, plan)
         self._in_flight_bytes = in_flight_bytes
-        self.read_bytes_max = min(
-            READ_BYTES_MAX, in_flight_bytes // 2
-        )  # one is used while the next one is read
+        # Half of what may be in flight: one read is used while the next one is made.
+        self.read_bytes_max = min(READ_BYTES_MAX, in_flight_bytes // 2)
         self._store = store
         self._candidates = candidates
         self._spool = spool

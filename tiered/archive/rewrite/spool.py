@@ -284,10 +284,8 @@ class IterationSpool:
         """The ranges that ``_flush`` wrote as ``part`` of the file: five tables, then the bytes of their chunks.
         Raises OSError if the file is too short."""
         self._file.seek(part.position)
-        target, begin = (
-            np.empty(part.stored_bytes, np.uint8).data,
-            0,
-        )  # a bytearray would be filled with zeros
+        # Not a bytearray, which would be filled with zeros first.
+        target, begin = np.empty(part.stored_bytes, np.uint8).data, 0
         while begin < part.stored_bytes:
             count = self._file.readinto(target[begin:])
             if not count:
