@@ -339,8 +339,8 @@ class ArchiveOwner:
     def _newest_check(self, first: int, last: int) -> Check | None:
         """The newest commit of the catalog versions ``first`` to ``last`` that archived a part of the log: its version,
         the checksum that the log must have there, and its end; None: there is none."""
-        found = newest_log_check(self._archive, first, last)
-        return None if found is None else (found[0], self._restored.of(found[1]), found[2])
+        check = newest_log_check(self._archive, first, last)
+        return None if check is None else (check[0], self._restored.of(check[1]), check[2])
 
     def _return_to(self, divergence: CommonEnd) -> int:
         """Commit that the earlier log history which ends at ``divergence`` is current again, and return the commitlog

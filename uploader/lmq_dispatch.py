@@ -345,6 +345,6 @@ def _units_at(index: ConsumeQueueIndex, topic: str, queue_id: int, offsets: Ints
         units = index.units(topic, queue_id, first, count)
         at = np.searchsorted(units["queue_offset"], offsets)
         at[at == len(units)] = 0
-        found = np.flatnonzero(units["queue_offset"][at] == offsets) if len(units) else at[:0]
-        phys[found], size[found] = units["phys"][at[found]], units["size"][at[found]]
+        has_unit = np.flatnonzero(units["queue_offset"][at] == offsets) if len(units) else at[:0]
+        phys[has_unit], size[has_unit] = units["phys"][at[has_unit]], units["size"][at[has_unit]]
     return phys, size

@@ -109,8 +109,8 @@ def _begins(store: BrokerStore, archived: ArchivedEnd, records: list[Record]) ->
 
 
 def _hosts(state: CatalogState) -> list[str]:
-    found = state.settings.get(STORE_HOSTS, ())
-    return [host for host in found if isinstance(host, str)] if isinstance(found, list | tuple) else []
+    recorded = state.settings.get(STORE_HOSTS, ())
+    return [host for host in recorded if isinstance(host, str)] if isinstance(recorded, list | tuple) else []
 
 
 logger = logging.getLogger(__name__)

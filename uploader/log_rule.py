@@ -139,8 +139,8 @@ def misfit(archived: ArchivedEnd, head: LogHead) -> str:
     if head.oldest_ms is None:
         return "has no record that could be compared"
     if head.host not in archived.hosts:
-        known = ", ".join(sorted(archived.hosts)) or "none"
-        return f"its records are of {head.host}, but those of the archive of {known}"
+        hosts = ", ".join(sorted(archived.hosts)) or "none"
+        return f"its records are of {head.host}, but those of the archive of {hosts}"
     if head.oldest_ms < archived.newest_ms:
         return "its first record is older than the archive's newest"
     if archived.ends and not archived.ends.keys() & head.begins.keys():

@@ -43,5 +43,5 @@ def header_check_of(
 def lmq_rules(store: BrokerStore, reported: Mapping[str, str]) -> LmqRules:
     """How the broker of ``store`` adds messages to LMQs, by the configuration that it ``reported``, else by its
     broker.conf."""
-    known = reported or (store.conf.properties if store.conf is not None else None)
-    return LmqRules.of(known, in_rocksdb=store.has_rocksdb_lmqs)
+    configuration = reported or (store.conf.properties if store.conf is not None else None)
+    return LmqRules.of(configuration, in_rocksdb=store.has_rocksdb_lmqs)

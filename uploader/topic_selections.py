@@ -38,17 +38,17 @@ class TopicSelections:
     def at(cls, state: CatalogState, topics: TopicFilter, phys: int) -> TopicSelections:
         """The selections that ``state`` records, followed by ``topics``, the present one, for the log from commitlog
         offset ``phys`` on."""
-        known = [earlier for earlier in _read(state.settings) if earlier.from_phys < phys]
-        known = known or [TopicSelection(0)]
+        recorded = [earlier for earlier in _read(state.settings) if earlier.from_phys < phys]
+        recorded = recorded or [TopicSelection(0)]
         present = TopicSelection(phys, tuple(topics.include), tuple(topics.exclude), topics.include_system)
-        if known[-1][1:] != present[1:]:
-            known.append(present)
-        return cls(topics, tuple(known[-SELECTIONS_MAX:]))
+        if recorded[-1][1:] != present[1:]:
+            recorded.append(present)
+        return cls(topics, tuple(recorded[-SELECTIONS_MAX:]))
 
     def setting(self, state: CatalogState) -> dict[str, list[TopicSelection]]:
         """What the next commit after ``state`` records; empty if nothing changed."""
-        known = _read(state.settings) or (TopicSelection(0),)
-        return {} if known == self.entries else {SELECTIONS: list(self.entries)}
+        recorded = _read(state.settings) or (TopicSelection(0),)
+        return {} if recorded == self.entries else {SELECTIONS: list(self.entries)}
 
     def excluded(self, topic: str, begin_phys: int, end_phys: int) -> bool:
         """Whether a selection excluded ``topic`` that was in force anywhere between two offsets of the commitlog."""

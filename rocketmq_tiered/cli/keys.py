@@ -47,11 +47,11 @@ def execute(options: argparse.Namespace) -> int:
     """Print the keys of the archive. Exit code 2 if one of them cannot be used here."""
     settings = settings_of(options).settings
     with closing(open_store(options.url, StoreOptions(settings.object_store))) as root:
-        found = find_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
-        keys = root.keys(archive_prefix(found.cluster, found.broker))
+        archive = find_archive(root, settings.archive.cluster or None, settings.archive.broker or None)
+        keys = root.keys(archive_prefix(archive.cluster, archive.broker))
         if not keys.is_encrypted():
             raise UsageError(
-                f"the archive {found.store.url} is not encrypted",
+                f"the archive {archive.store.url} is not encrypted",
                 hint="only a new archive can be encrypted: set object_store.key_ring before it begins",
             )
         if options.action == "rotate":

@@ -14,13 +14,13 @@ KEY_BYTES = 32
 def private_key(store: ObjectStore) -> bytes:
     """The archive's private key, which the first process that needs it makes. Raises what the store raises."""
     try:
-        found = store.get(PRIVATE_KEY, KEY_BYTES)
+        key = store.get(PRIVATE_KEY, KEY_BYTES)
     except NotFoundError:
         with suppress(AlreadyExistsError):
             store.put_if_absent(PRIVATE_KEY, [secrets.token_bytes(KEY_BYTES)])
-        found = store.get(PRIVATE_KEY, KEY_BYTES)
-    if len(found) != KEY_BYTES:
+        key = store.get(PRIVATE_KEY, KEY_BYTES)
+    if len(key) != KEY_BYTES:
         raise CorruptionError(
-            f"{store.url}/{PRIVATE_KEY} is damaged: it has {len(found)} bytes instead of {KEY_BYTES}"
+            f"{store.url}/{PRIVATE_KEY} is damaged: it has {len(key)} bytes instead of {KEY_BYTES}"
         )
-    return found
+    return key

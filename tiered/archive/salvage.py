@@ -108,16 +108,16 @@ class Salvage:
     def add(self, run: int, rows: Table) -> None:
         """Add rows that were found of the run number ``run``; a row that ends at the same offset as an earlier one is
         dropped."""
-        every = np.concatenate([self.rows[run], rows])
-        _, first = np.unique(every["end"], return_index=True)
-        every = every[first]
+        all_rows = np.concatenate([self.rows[run], rows])
+        _, first = np.unique(all_rows["end"], return_index=True)
+        all_rows = all_rows[first]
         if self.runs["kind"][run] == RunKind.SPARSE and self.wanted[run] is None:
             # Which offsets the run's rows had is unknown: each row spans those that are missing before it.
-            every["begin"][1:] = every["end"][:-1]
-            every["begin"][:1] = self.runs["base_queue_offset"][run]
-            if len(every) == int(self.runs["rows"][run]):
-                every["end"][-1:] = self.runs["end_queue_offset"][run]
-        self.rows[run] = every
+            all_rows["begin"][1:] = all_rows["end"][:-1]
+            all_rows["begin"][:1] = self.runs["base_queue_offset"][run]
+            if len(all_rows) == int(self.runs["rows"][run]):
+                all_rows["end"][-1:] = self.runs["end_queue_offset"][run]
+        self.rows[run] = all_rows
 
     def take_records(self, data: NDArray[np.uint8], columns: RecordColumns, rows: NDArray[np.int64]) -> Table:
         """Copy the records in the ``rows`` of ``columns``, whose bytes are in ``data``, to the salvaged ones, and

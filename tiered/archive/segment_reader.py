@@ -121,12 +121,12 @@ class SegmentReader:
 
     def whole_blocks(self, first: int, end: int) -> list[NDArray[np.uint8]]:
         """The records of each of the blocks [first, end) of the object."""
-        found = []
+        whole = []
         for block in self.blocks(first, end):
             if isinstance(block, TieredError):
                 raise block
-            found.append(block)
-        return found
+            whole.append(block)
+        return whole
 
     def blocks(self, first: int, end: int) -> Iterator[NDArray[np.uint8] | TieredError]:
         """The records of each of the blocks [first, end) of the object, or why they do not decode, by GETs of at most

@@ -201,8 +201,8 @@ class TimerFiles:
         for hour, first, last, _, number in found[:, is_mixed].T.tolist():
             slices.setdefault(hour, []).append(Slice(state.timers[number].moved(0, 0), first, last))
         plain, place = np.unique(found[0, ~is_mixed], return_inverse=True)
-        left = np.bincount(place, (found[2] - found[1])[~is_mixed], len(plain)).astype(np.int64)
-        hours, postponed, refused = dict(zip(plain.tolist(), left.tolist(), strict=True)), 0, 0
+        counts = np.bincount(place, (found[2] - found[1])[~is_mixed], len(plain)).astype(np.int64)
+        hours, postponed, refused = dict(zip(plain.tolist(), counts.tolist(), strict=True)), 0, 0
         for hour in sorted(slices):
             hours[hour], *more = self._mixed(tuple(slices[hour]))
             postponed, refused = postponed + more[0], refused + more[1]
@@ -212,10 +212,10 @@ class TimerFiles:
     def _read_mixed(self, slices: tuple[Slice, ...]) -> tuple[int, int, int]:
         """How many timers ``slices`` have that are not cancelled, how many of these are postponed, and how many
         refused messages."""
-        every = list(map(sort_out, self.merged(slices)))
-        timers = concatenated((some.timers for some in every), ENTRY_DTYPE)
+        sorted_out = list(map(sort_out, self.merged(slices)))
+        timers = concatenated((some.timers for some in sorted_out), ENTRY_DTYPE)
         postponed = int(np.count_nonzero(timers["kind"] == EntryKind.POSTPONED))
-        return len(timers), postponed, sum(len(some.refused) for some in every)
+        return len(timers), postponed, sum(len(some.refused) for some in sorted_out)
 
     def merged(self, slices: Sequence[Slice], before_ms: int = NEVER_MS) -> Iterator[Entries]:
         """Merge rows of several timer objects: the entries of ``slices`` to be delivered before ``before_ms``, in the

@@ -215,8 +215,8 @@ class _Gaps:
 
     def of(self, row: int) -> tuple[Ints, Ints]:
         """(begin, end) of the gaps of a queue."""
-        mine = slice(self._first[row], self._first[row + 1])
-        return self._begin[mine], self._end[mine]
+        gaps = slice(self._first[row], self._first[row + 1])
+        return self._begin[gaps], self._end[gaps]
 
 
 class _Chain:

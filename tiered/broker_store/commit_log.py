@@ -105,14 +105,14 @@ class CommitLog:
     @property
     def gaps(self) -> list[LogGap]:
         """The ranges of physical offsets between two files that no file holds."""
-        found = []
+        gaps = []
         largest = max((file.size_bytes for file in self._files), default=0)
         for file, following in zip(self._files, self._files[1:], strict=False):
             if following.begin_phys > file.end_phys:
                 truncated = file.size_bytes < largest and following.begin_phys - file.begin_phys <= largest
                 reason = LogGapReason.TRUNCATED_FILE if truncated else LogGapReason.MISSING_FILE
-                found.append(LogGap(file.end_phys, following.begin_phys, reason, file.path))
-        return found
+                gaps.append(LogGap(file.end_phys, following.begin_phys, reason, file.path))
+        return gaps
 
     def refuse_unmounted(self, *, is_short: bool = False) -> None:
         """Raise EmptyCommitlogError if files are missing and one of the log's directories is empty, as that of a disk
@@ -325,17 +325,17 @@ def _has_data(fd: int, offset: int) -> bool:
 def _list_files(directory: Path) -> list[LogFile]:
     """The commitlog files in ``directory``, named by physical offsets; empty ones, which the broker is making, are
     skipped. Raises NotFoundError or AccessDeniedError if it cannot be listed."""
-    found = []
+    files = []
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
                 if len(entry.name) == NAME_DIGITS and entry.name.isdecimal() and entry.is_file():
                     size = _size_bytes(entry)
                     if size > 0:
-                        found.append(LogFile(int(entry.name), size, Path(entry.path)))
+                        files.append(LogFile(int(entry.name), size, Path(entry.path)))
     except OSError as error:
         raise open_failure(directory, error) from error
-    return found
+    return files
 
 
 def _size_bytes(entry: os.DirEntry[str]) -> int:

@@ -275,9 +275,9 @@ def require_names(names: BrokerNames, store: str) -> BrokerNames:
 
 def _cluster(topics: Mapping[str, Mapping[str, Any]]) -> str:
     """The cluster's name, which the name of its reply topic contains; empty if none or several names are found."""
-    found = [name.removesuffix(REPLY_SUFFIX) for name in topics if name.endswith(REPLY_SUFFIX)]
+    names = [name.removesuffix(REPLY_SUFFIX) for name in topics if name.endswith(REPLY_SUFFIX)]
     # The broker also has a topic of the cluster's name; a user's topic may end like a reply topic.
-    return _only([name for name in found if name in topics]) or _only(found)
+    return _only([name for name in names if name in topics]) or _only(names)
 
 
 def _broker(topics: Mapping[str, Mapping[str, Any]], cluster: str) -> str:

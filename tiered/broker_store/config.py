@@ -128,14 +128,14 @@ def state_fingerprint(store_path: Path) -> tuple[tuple[str, int, int], ...]:
         if is_rocksdb(config / name):
             with contextlib.suppress(OSError):  # reading it reports the error
                 paths += sorted((config / name).iterdir())
-    found = []
+    states = []
     for path in paths:
         try:
             status = path.stat()
         except OSError:
             continue
-        found.append((str(path), status.st_size, status.st_mtime_ns))
-    return tuple(found)
+        states.append((str(path), status.st_size, status.st_mtime_ns))
+    return tuple(states)
 
 
 def refuse_unknown_configuration(store_path: Path) -> None:
@@ -241,16 +241,16 @@ def _last_change_ns(directory: Path) -> int:
 def _entries(directory: Path, family: str, is_broker_dead: bool) -> list[tuple[str, Any]]:
     """The names and JSON documents of a table in RocksDB at ``directory``. Raises CorruptionError for a document that
     does not parse."""
-    found = []
+    entries = []
     with RocksdbCopy(directory, link_tables=is_broker_dead) as database:
         for key, value in database.items(family):
             try:
-                found.append((key.decode("utf-8"), loads(value)))
+                entries.append((key.decode("utf-8"), loads(value)))
             except FastjsonError as error:
                 raise CorruptionError(
                     f"{directory}: the value of {key!r} is not JSON: {error.message}"
                 ) from error
-    return found
+    return entries
 
 
 def _read_json(path: Path) -> tuple[Document, Path | None]:
@@ -260,12 +260,12 @@ def _read_json(path: Path) -> tuple[Document, Path | None]:
     problem: CorruptionError | None = None
     for candidate in (path, path.with_name(f"{path.name}.bak")):
         try:
-            found = _read_one(candidate)
+            document = _read_one(candidate)
         except CorruptionError as error:
             problem = problem or error
             continue
-        if found is not None:
-            return found
+        if document is not None:
+            return document
     if problem is not None:
         raise problem
     return {}, None

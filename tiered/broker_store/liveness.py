@@ -81,8 +81,8 @@ def ask_liveness(store_path: Path) -> LivenessReport:
         os.close(fd)
     if kind == fcntl.F_UNLCK:
         return LivenessReport(Liveness.DEAD, 0, is_abort_present, f"no process holds {lock_path}")
-    holder = f"process {pid}" if pid > 0 else "a process outside this PID namespace"
-    return LivenessReport(Liveness.ALIVE, max(pid, 0), is_abort_present, f"{holder} holds {lock_path}")
+    process = f"process {pid}" if pid > 0 else "a process outside this PID namespace"
+    return LivenessReport(Liveness.ALIVE, max(pid, 0), is_abort_present, f"{process} holds {lock_path}")
 
 
 @contextmanager

@@ -237,11 +237,11 @@ class PinKeeper:
         for directory in directories:
             self._unlisted.pop(directory, None)
             try:
-                found = []
+                pins = []
                 if directory.is_dir():
                     make_private(directory, SETTING)  # others could plant files there
-                    found = _load_links(directory) if self._may_use(directory) else []
-                for pin in found:
+                    pins = _load_links(directory) if self._may_use(directory) else []
+                for pin in pins:
                     kept = self._pins.setdefault(pin.begin_phys, pin)
                     if kept.method is PinMethod.DESCRIPTOR and kept.identity == pin.identity:
                         pin.path.unlink(missing_ok=True)  # a second pin of a file would never be released
@@ -331,25 +331,25 @@ def _owner_of(directory: Path, newcomer: str) -> str:
 def _identities(files: Iterable[LogFile]) -> dict[LogFile, FileIdentity]:
     """Device and inode of each of the broker's own files: those read from a pin, and those that the broker has just
     deleted, are skipped."""
-    found = {}
+    identities = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):
             if not file.is_pinned:
                 status = file.path.stat()
-                found[file] = FileIdentity(status.st_dev, status.st_ino)
-    return found
+                identities[file] = FileIdentity(status.st_dev, status.st_ino)
+    return identities
 
 
 def _load_links(directory: Path) -> list[Pin]:
     """The pins that an earlier process left as links in ``directory``, by the physical offsets in their names; none if
     there is no such directory. Raises OSError."""
-    found = []
+    pins = []
     try:
         for path in sorted(directory.iterdir()):
             if len(path.name) == NAME_DIGITS and path.name.isdecimal():
                 status = path.stat()
                 identity = FileIdentity(status.st_dev, status.st_ino)
-                found.append(Pin(int(path.name), status.st_size, identity, PinMethod.LINK, path))
+                pins.append(Pin(int(path.name), status.st_size, identity, PinMethod.LINK, path))
     except FileNotFoundError:
         return []
-    return found
+    return pins

@@ -75,15 +75,15 @@ class BrokerStore:
         and light message queues (LMQs) to one only. Requires that no broker runs."""
         directory = self._rocksdb_dir()
         index = self.consume_queues()
-        found = index.shown() if index is not None else set()
+        queues = index.shown() if index is not None else set()
         if directory is not None and self._has_queue_files():
             is_rocksdb_read = self.has_rocksdb_queues
             other = self._file_index() if is_rocksdb_read else self._rocksdb_index(directory)
             try:
-                found |= other.shown()
+                queues |= other.shown()
             finally:
                 other.close()
-        return found
+        return queues
 
     @property
     def has_rocksdb_lmqs(self) -> bool:
@@ -289,8 +289,8 @@ def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
             f"{file.path} contains DLedger entries, which are not supported",
             hint="use controller mode, or master and slave without DLedger",
         )
-    known = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
-    if is_whole and head.strip(b"\0") and not any(magic in head for magic in known):
+    magics = (magic.to_bytes(4, "big") for magic in (*RECORD_MAGICS, BLANK_MAGIC))
+    if is_whole and head.strip(b"\0") and not any(magic in head for magic in magics):
         raise StoreLayoutError(f"{file.path} contains no records of a RocketMQ commitlog")
 
 

@@ -24,9 +24,9 @@ def refusal(state: CatalogState, claimant: Owner, *, take_over: bool, now_ms: in
     has_clock_ahead = take_over and idle_ms <= -ADVANCING_MS
     is_advancing = idle_ms < ADVANCING_MS and not has_clock_ahead
     writer = f"tiered {owner.kind} ({owner.instance}) on {owner.host or 'an unknown host'}"
-    holder = f"the archive belongs to {writer}, epoch {state.epoch}"
+    belongs = f"the archive belongs to {writer}, epoch {state.epoch}"
     if claimant.kind == BACKFILL and is_advancing:
-        return f"{holder}, which is archiving now"
+        return f"{belongs}, which is archiving now"
     if take_over or (owner.kind == BACKFILL and not is_advancing):
         return ""
-    return f"{holder}, which has not released it"
+    return f"{belongs}, which has not released it"

@@ -14,8 +14,8 @@ REPEATED = "repeated_offsets"
 def repeated_offsets(state: CatalogState) -> dict[QueueKey, int]:
     """Queues in which the broker used an offset for two messages, with the number of those that its consume queue does
     not have and that are therefore not archived."""
-    found = state.settings.get(REPEATED)
-    rows = found if isinstance(found, list) else []
+    recorded = state.settings.get(REPEATED)
+    rows = recorded if isinstance(recorded, list) else []
     return {
         QueueKey(str(topic), int(queue), int(generation)): int(count)
         for topic, queue, generation, count in rows

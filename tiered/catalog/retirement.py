@@ -18,7 +18,7 @@ def retirement(state: CatalogState, now_ms: int) -> dict[str, Any]:
 
 def retired_since(state: CatalogState) -> int | None:
     """When the broker was retired, ms since the epoch; None: never, or it has had a writer since."""
-    found = state.settings.get(RETIRED)
-    if not isinstance(found, dict) or state.owner is None or not state.owner.released:
+    recorded = state.settings.get(RETIRED)
+    if not isinstance(recorded, dict) or state.owner is None or not state.owner.released:
         return None
-    return int(found["since_ms"]) if found.get("epoch") == state.epoch else None
+    return int(recorded["since_ms"]) if recorded.get("epoch") == state.epoch else None

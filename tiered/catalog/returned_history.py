@@ -244,9 +244,13 @@ class _Return:
         row = self._state.directory.rows(page.queues, self._state.queue_count)
         limits = np.where(row >= 0, self._limits[row], ALL_PHYS)[page.chunk.runs["queue"]]
         kept = self.divided.kept(page, limits)
-        known = kept.runs[row[kept.runs["queue"]] >= 0]
-        np.maximum.at(self._end_byte, row[known["queue"]], known["base_byte"] + known["byte_count"])
-        np.maximum.at(self._kept_end, row[known["queue"]], known["end_queue_offset"])
+        of_known_queues = kept.runs[row[kept.runs["queue"]] >= 0]
+        np.maximum.at(
+            self._end_byte,
+            row[of_known_queues["queue"]],
+            of_known_queues["base_byte"] + of_known_queues["byte_count"],
+        )
+        np.maximum.at(self._kept_end, row[of_known_queues["queue"]], of_known_queues["end_queue_offset"])
         return kept
 
     # -- runs that return -------------------------------------------------------------------------------------

@@ -160,11 +160,11 @@ class FileConsumeQueues:
             tails = [
                 tail for kind, stored in STORED_DTYPES.items() for tail in self._quick_tails(kind, stored)
             ]
-            found = {key: queue.record_of(unit) for key, queue, unit in tails if unit is not None}
+            records = {key: queue.record_of(unit) for key, queue, unit in tails if unit is not None}
             for key, queue, unit in tails:
                 if unit is None:
-                    found[key] = self._ask(key, queue, FileQueue.last_record, None)
-        return {key: record for key, record in found.items() if record is not None}
+                    records[key] = self._ask(key, queue, FileQueue.last_record, None)
+        return {key: record for key, record in records.items() if record is not None}
 
     def that_end_elsewhere(self, ends: Mapping[_Key, int]) -> list[_Key]:
         """The queues of ``ends`` whose maximum is another than given there. Two units tell for most plain queues; the

@@ -237,15 +237,15 @@ class FileQueueStore:
 def _first_at_or_above(queue: FileQueue, phys: int) -> int:
     """The index of the first unit of ``queue`` whose record begins at or above physical offset ``phys``; the queue's
     end if there is none. It searches backward from the end, as these are the last units."""
-    end = found = queue.files.end()
+    end = first = queue.files.end()
     while end > queue.files.first:
         begin = max(queue.files.first, end - TRUNCATED_UNITS)
         stored, indices = queue.files.read(begin, end - begin)
         above = indices[stored["phys"] >= phys]
         if len(above) == 0:  # all units before these have lower physical offsets
             break
-        found, end = int(above[0]), begin
-    return found
+        first, end = int(above[0]), begin
+    return first
 
 
 def _subdirectories(directory: Path) -> list[Path]:

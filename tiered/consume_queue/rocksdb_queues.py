@@ -53,12 +53,12 @@ class RocksdbConsumeQueues(RocksdbUnits):
         return frontier
 
     def units_between(self, begin_phys: int, end_phys: int) -> dict[_Key, Table]:
-        found = {}
+        units_of_queues = {}
         for key in sorted(self.last):
             units = self.units_of_records(*key, begin_phys, end_phys)
             if len(units):
-                found[key] = units
-        return found
+                units_of_queues[key] = units
+        return units_of_queues
 
     def units_of_records(self, topic: str, queue_id: int, begin_phys: int, end_phys: int) -> Table:
         first = self.lower_bound(topic, queue_id, begin_phys)

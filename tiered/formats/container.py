@@ -172,9 +172,11 @@ def decode_container(
 
     Raises CorruptionError for damage or another kind, OutOfMemoryError, and UnsupportedFormatError.
     """
-    found = check_header(data, source)
-    if found != kind:
-        raise CorruptionError(f"{source} is damaged: it has the kind {_text(found)} instead of {_text(kind)}")
+    own_kind = check_header(data, source)
+    if own_kind != kind:
+        raise CorruptionError(
+            f"{source} is damaged: it has the kind {_text(own_kind)} instead of {_text(kind)}"
+        )
     _, _, _, flags, raw_length, stored_length, crc, _ = HEADER.unpack_from(data)
     if flags & ~(_FLAG_ZSTD | _FLAG_PACKED):
         raise UnsupportedFormatError(

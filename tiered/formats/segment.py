@@ -468,11 +468,11 @@ def encode_tail(
         for number, (first, end) in enumerate(pairwise(bounds)):
             part = run_table[first:end]
             used, part["queue"] = np.unique(runs["queue"][first:end], return_inverse=True)
-            header, own = _named(topics, names[used])
-            own_tables = {"queues": own, "runs": part}
+            header, own_queues = _named(topics, names[used])
+            own_tables = {"queues": own_queues, "runs": part}
             parts.append(encode_container(PART_KIND, header, own_tables, is_packed=True, level=1))
-            own = part[part["kind"] != RunKind.LMQ]
-            sums = part["rows"].sum(), own["rows"].sum(), own["byte_count"].sum()
+            in_blocks = part[part["kind"] != RunKind.LMQ]
+            sums = part["rows"].sum(), in_blocks["rows"].sum(), in_blocks["byte_count"].sum()
             table[number] = (end - first, len(parts[-1]), *sums)
         header, tables["queues"] = _named(topics, names[parents])
         topics = header["topics"]

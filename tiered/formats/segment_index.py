@@ -591,17 +591,17 @@ class SegmentIndex:
     def cuts(self, first: int, end: int, stored_bytes_max: int) -> list[int]:
         """Blocks [first, end) in pieces of at most so many stored bytes and SPAN_RAW_BYTES_MAX raw ones: the first
         block of each, and ``end``. A larger block is a piece of its own."""
-        found = [first]
-        while found[-1] < end:
+        firsts = [first]
+        while firsts[-1] < end:
             fitting = [
-                int(np.searchsorted(starts, starts[found[-1]] + most, side="right")) - 1
+                int(np.searchsorted(starts, starts[firsts[-1]] + most, side="right")) - 1
                 for starts, most in (
                     (self._block_offset, stored_bytes_max),
                     (self._block_raw, SPAN_RAW_BYTES_MAX),
                 )
             ]
-            found.append(max(min(*fitting, end), found[-1] + 1))
-        return found
+            firsts.append(max(min(*fitting, end), firsts[-1] + 1))
+        return firsts
 
     def decode_blocks(self, span: BlockSpan, stored: bytes | memoryview) -> NDArray[np.uint8]:
         """The records of ``span``, back to back, from its stored bytes. Raises CorruptionError."""
@@ -673,10 +673,10 @@ class SegmentIndex:
 
 def _table(container: Container, name: str, dtype: np.dtype[Any]) -> Table:
     """The named table with the columns of ``dtype``; a newer minor version may have more."""
-    found = container.tables[name].dtype
+    stored = container.tables[name].dtype
     for field in dtype.names or ():
-        if found[field] != dtype[field]:
-            raise ValueError(f"{name}.{field} is {found[field]}")
+        if stored[field] != dtype[field]:
+            raise ValueError(f"the column {name}.{field} is of type {stored[field]}, not {dtype[field]}")
     return container.table(name, dtype)
 
 

@@ -131,7 +131,7 @@ def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
     topics, table = selection_of(list(numbers)).table()
     offsets = np.zeros(len(numbers), OFFSET_DTYPE)
     offsets["min_queue_offset"] = least
-    every = joined_hours(hours)
+    all_hours = joined_hours(hours)
     footer = encode_container(
         FOOTER_KIND,
         {"topics": topics},
@@ -139,14 +139,14 @@ def encode_timers(parts: Iterator[Rows]) -> EncodedTimers:
             "queues": table,
             "offsets": offsets,
             "pages": np.array(pages, PAGE_DTYPE),
-            "hours": every,
+            "hours": all_hours,
         },
         is_packed=True,
         level=1,
     )
     body.append(footer)
     size = sum(map(len, body))
-    return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], int(every["rows"].sum()))
+    return EncodedTimers(body, size, len(footer), pages[0][2], pages[-1][3], int(all_hours["rows"].sum()))
 
 
 def hours_of(page: Table) -> Table:
@@ -157,33 +157,33 @@ def hours_of(page: Table) -> Table:
 
 def joined_hours(tables: Sequence[Table]) -> Table:
     """The hours of parts that follow each other."""
-    every = np.concatenate(tables)
-    return _sums_by_hour(every["hour"], every["rows"], every["others"])
+    joined = np.concatenate(tables)
+    return _sums_by_hour(joined["hour"], joined["rows"], joined["others"])
 
 
 def _sums_by_hour(hours: Table, rows: Table, others: Table) -> Table:
     """A HOUR_DTYPE table with each of the sorted ``hours`` once, and for it the sums of ``rows`` (entries) and of
     ``others``: how many of these are no timers, but cancellations and the like."""
     first = np.flatnonzero(np.diff(hours, prepend=-1))
-    found = np.empty(len(first), HOUR_DTYPE)
-    found["hour"] = hours[first]
-    found["rows"], found["others"] = (
+    sums = np.empty(len(first), HOUR_DTYPE)
+    sums["hour"] = hours[first]
+    sums["rows"], sums["others"] = (
         np.add.reduceat(rows, first),
         np.add.reduceat(others, first, dtype=np.int64),
     )
-    return found
+    return sums
 
 
 def _pages(parts: Iterator[Rows]) -> Iterator[Rows]:
     """The entries of ``parts``, divided again: PAGE_ROWS in each but the last, as copies."""
-    left: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
+    rest: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
     for part in parts:
-        left = united([left, part]) if len(left[0]) else part
-        while len(left[0]) >= PAGE_ROWS:
-            yield united([(left[0][:PAGE_ROWS], *left[1:])])
-            left = left[0][PAGE_ROWS:], *left[1:]
-    if len(left[0]):
-        yield united([left])
+        rest = united([rest, part]) if len(rest[0]) else part
+        while len(rest[0]) >= PAGE_ROWS:
+            yield united([(rest[0][:PAGE_ROWS], *rest[1:])])
+            rest = rest[0][PAGE_ROWS:], *rest[1:]
+    if len(rest[0]):
+        yield united([rest])
 
 
 def decode_footer(data: bytes, *, source: str, entries: int, pages_bytes: int) -> TimerFooter:

@@ -127,15 +127,15 @@ def read_file_range(piece: FileRange) -> bytes:
     """The bytes of a range of a local file. Raises CorruptionError if the file ends before the range does."""
     descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found = os.pread(descriptor, piece.length, piece.offset)
-        while len(found) < piece.length:
-            more = os.pread(descriptor, piece.length - len(found), piece.offset + len(found))
+        data = os.pread(descriptor, piece.length, piece.offset)
+        while len(data) < piece.length:
+            more = os.pread(descriptor, piece.length - len(data), piece.offset + len(data))
             if not more:
                 raise CorruptionError(
-                    f"{piece.path} ends at byte {piece.offset + len(found)}, before the end of the requested "
+                    f"{piece.path} ends at byte {piece.offset + len(data)}, before the end of the requested "
                     f"{piece.length} bytes from byte {piece.offset}"
                 )
-            found += more
+            data += more
     finally:
         os.close(descriptor)
-    return secret_cipher(piece.secret, piece.offset).update(found) if piece.secret else found
+    return secret_cipher(piece.secret, piece.offset).update(data) if piece.secret else data

@@ -121,8 +121,8 @@ def has_outdated_keys(client: Any) -> bool:
     used = client._request_signer._credentials
     if used is None or used.method not in _FROM_FILES:
         return False
-    found = boto3.session.Session().get_credentials()
-    return found is not None and _keys(found) != _keys(used)
+    present = boto3.session.Session().get_credentials()
+    return present is not None and _keys(present) != _keys(used)
 
 
 def _keys(credentials: Any) -> tuple[str, str, str | None]:

@@ -72,11 +72,11 @@ def joined_places(parts: Iterable[Places]) -> Places:
     queues, numbers = united(names)
     for rows, number in zip(tables, numbers, strict=True):
         rows["queue"] = number[rows["queue"]]
-    every = concatenated(tables, PLACE_DTYPE)
-    every = picked(every, np.lexsort((every["queue"], every["phys"])))
-    is_new = np.ones(len(every), bool)
-    is_new[1:] = (np.diff(every["phys"]) != 0) | (np.diff(every["queue"]) != 0)
-    return Places(queues, picked(every, is_new))
+    joined = concatenated(tables, PLACE_DTYPE)
+    joined = picked(joined, np.lexsort((joined["queue"], joined["phys"])))
+    is_new = np.ones(len(joined), bool)
+    is_new[1:] = (np.diff(joined["phys"]) != 0) | (np.diff(joined["queue"]) != 0)
+    return Places(queues, picked(joined, is_new))
 
 
 def missing_places(named: Places, wanted: Places) -> int:
@@ -84,14 +84,14 @@ def missing_places(named: Places, wanted: Places) -> int:
     commitlog offset."""
     _, (number, wanted_number) = united([named.queues, wanted.queues])
     named_queue, queue = number[named.rows["queue"]], wanted_number[wanted.rows["queue"]]
-    known = np.ascontiguousarray(named.rows["phys"])
+    named_phys = np.ascontiguousarray(named.rows["phys"])
     at, end = (
-        np.searchsorted(known, wanted.rows["phys"]),
-        np.searchsorted(known, wanted.rows["phys"], "right"),
+        np.searchsorted(named_phys, wanted.rows["phys"]),
+        np.searchsorted(named_phys, wanted.rows["phys"], "right"),
     )
     is_named = np.zeros(len(queue), bool)
     for step in range(int((end - at).max(initial=0))):  # several queues may have a record at one offset
-        place = np.minimum(at + step, len(known) - 1)
+        place = np.minimum(at + step, len(named_phys) - 1)
         is_named |= (at + step < end) & (named_queue[place] == queue)
     return len(np.unique(wanted.rows[~is_named]))
 

@@ -166,7 +166,7 @@ def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.in
     """For each of so many ``queues``, of the runs that are ``moved``: first offset, end, number of offsets, rows and
     bytes. The first offset of a queue without any is the largest integer, the others are 0."""
     queue = runs["queue"][moved].astype(np.intp)  # numpy is slow at other indexes, and at columns of a matrix
-    begin, end, offsets, rows, byte_count = found = np.zeros((5, queues), np.int64)
+    begin, end, offsets, rows, byte_count = totals = np.zeros((5, queues), np.int64)
     base, last = runs["base_queue_offset"][moved], runs["end_queue_offset"][moved]
     begin[queue] = np.iinfo(np.int64).max
     np.minimum.at(begin, queue, base)
@@ -174,7 +174,7 @@ def _totals(runs: Table, moved: NDArray[np.bool_], queues: int) -> NDArray[np.in
     np.add.at(offsets, queue, last - base)
     np.add.at(rows, queue, runs["rows"][moved])
     np.add.at(byte_count, queue, runs["byte_count"][moved])
-    return found.T
+    return totals.T
 
 
 def key_of(
