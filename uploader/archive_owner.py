@@ -284,6 +284,9 @@ class ArchiveOwner:
             self._has_prepared = True
 
     def _claim_epoch(self) -> None:
+        """Begin an epoch: make this writer the archive's owner by a commit. Raises FencedError if another writer owns
+        the archive, or has claimed it since, and UnavailableError if another committed messages just before: what was
+        planned for the earlier end must be planned again."""
         if self._has_claimed:
             raise FencedError(
                 f"another writer has claimed the archive {self._archive.url}",

@@ -284,6 +284,8 @@ def _refuse_foreign_log(log: CommitLog) -> None:
 
 
 def _refuse_foreign_file(file: LogFile, head: bytes, *, is_whole: bool) -> None:
+    """Raise StoreLayoutError if ``head``, the first bytes of the commitlog file ``file``, shows that it is of DLedger,
+    or, if all of the probe was read (``is_whole``), that it has no record of RocketMQ."""
     if int.from_bytes(head[:4], "big") == _DLEDGER_ENTRY_MAGIC:
         raise StoreLayoutError(
             f"{file.path} contains DLedger entries, which are not supported",

@@ -76,6 +76,7 @@ class FileKeys:
             raise wrong_key(ring_key, self._path) from None
 
     def _cipher(self, ring_key: str) -> Any:
+        """AES-GCM with the key ``ring_key`` of the file. Raises EncryptionKeyError if the file does not have it."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # import takes 0.05 s
 
         key = self._keys.get(ring_key)
@@ -181,6 +182,7 @@ class KmsKeys:
         )
 
     def _connected(self) -> Any:
+        """A client of KMS, in the region that the current key's ARN names, else in that of the object store."""
         import boto3  # import takes 0.4 s
         from botocore.config import Config
 

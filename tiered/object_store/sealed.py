@@ -242,6 +242,7 @@ class SealedStore(StoreWrapper):
     # -- reading -----------------------------------------
 
     def get(self, key: str, max_bytes: int = GET_BYTES_MAX) -> bytes:
+        """The content of an object; ObjectTooLargeError, with the content's size, above ``max_bytes``."""
         place = self._place(key)
         if place is None:
             return self._store.get(key, max_bytes)
@@ -255,6 +256,8 @@ class SealedStore(StoreWrapper):
         return seal.decrypted(stored[:-TRAILER_BYTES], 0, seal.plain_bytes, f"{self.url}/{key}")
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes of an object's content from ``offset``, by one request if its seal is known, or if
+        the range ends where the content does."""
         place = self._place(key)
         if place is None or length <= 0 or offset < 0:
             return self._store.get_range(key, offset, length)
