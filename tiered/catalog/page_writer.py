@@ -120,7 +120,7 @@ class PageWriter:
         self._merging = threading.Lock()
         """Held during a merge."""
         self._is_cancelled = self._is_aborted = self._is_paused = self._is_spill_late = False
-        """Whether the merge in progress must end, none may begin again, merges wait, and spills (``merges_paused``)."""
+        """Whether the merge in progress must end, no other may begin, merges wait, and spills (``merges_paused``)."""
         self._merged: _Merged | None = None
         """The last merge, until a commit names its result."""
         self.index = RunIndex(store)
