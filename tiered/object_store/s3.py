@@ -323,7 +323,7 @@ class S3Store:
             try:
                 client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
             except client.exceptions.NoSuchUpload:
-                logger.debug("the multipart upload of %s was ended before", upload.key)
+                logger.debug("the multipart upload of %s had ended already", upload.key)
 
     def clock_ms(self, prefix: str = "") -> int:
         """The store's time in ms since the epoch, to the second, from the Date header of a listing below ``prefix``,
