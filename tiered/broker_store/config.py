@@ -304,7 +304,7 @@ def _int_map(value: Any, where: Path) -> dict[int, int]:
     try:
         return {int(key): _integer(number, where) for key, number in _as_map(value, where).items()}
     except ValueError as error:
-        raise CorruptionError(f"{where}: a key that should be an integer is not: {error}") from error
+        raise CorruptionError(f"{where}: expected integers as keys, and one is not: {error}") from error
 
 
 def _integer(value: Any, where: Path) -> int:
