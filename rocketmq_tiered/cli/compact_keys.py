@@ -39,7 +39,7 @@ from tiered.settings.sections import Settings
 from tiered.settings.topic_rules import is_compacted
 
 TIMEOUT_S = 30.0
-OFF = "the broker compacts this topic, but here a rule or key_compaction.from_broker says not to compact its keys"
+OFF = "the broker compacts their topics, but here a rule or key_compaction.from_broker says not to"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

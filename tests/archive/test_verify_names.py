@@ -175,7 +175,7 @@ def test_the_chain_is_followed_from_the_last_clean_pass(tmp_path: Path) -> None:
     made.store.put_if_absent(replaced, [made.store.get(catalog_key(first[0] + 3), GET_BYTES_MAX)])
     assert f"chain {replaced}" in verified()
     assert progress_in(path, made.store.url).verified == first
-    with pytest.raises(UsageError, match="this progress file of tiered verify is of"):
+    with pytest.raises(UsageError, match="this progress file of tiered verify belongs to"):
         progress_in(path, "memory://other")
     path.write_text("[]")
     with pytest.raises(UsageError, match="not a progress file"):

@@ -128,7 +128,7 @@ def test_compact_keys_drops_what_is_replaced(
     assert len(waiting) == 3 and all(abs(one["fromMs"] - in_72_h) < 600_000 for one in waiting)
     rule = f'topics.rules=[{{"pattern": "{HOT}", "key_compaction": "off"}}]'
     assert (
-        f"not compacted: {HOT}/0, {HOT}/1: the broker compacts it"
+        f"not compacted: {HOT}/0, {HOT}/1: the broker compacts their topics"
         in run("compact-keys", url, "--set", rule)[1]
     )
     code, _, err = run("compact-keys", url, "--topic", "t_plain")
