@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tiered.broker_store.commit_log import CommitLog, LogFile
 from tiered.broker_store.conf import integer_property
 from tiered.broker_store.config import is_batch_topic
-from tiered.broker_store.damage import RECORD_BYTES_MIN
 from tiered.broker_store.file_sizes import file_bytes_in
 from tiered.broker_store.liveness import LOCK_NAME
 from tiered.broker_store.store import BrokerStore
@@ -28,6 +27,7 @@ from tiered.consume_queue.index import ConsumeQueueIndex, QueueKind
 from tiered.consume_queue.open_store import open_for_writing
 from tiered.consume_queue.store import ConsumeQueueStore, LogView, StoreKind, copy_queue
 from tiered.errors import TieredError, UnavailableError, UsageError
+from tiered.formats.record import RECORD_BYTES_MIN
 from tiered.model.queue import LMQ_PREFIX
 from tiered.model.tables import Table
 from tiered.whole_file import file_error, save_whole, sync_directory

@@ -23,7 +23,7 @@ from tiered.errors import (
     UsageError,
 )
 from tiered.remoting.client import is_refusal
-from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, RemotingCommand, ResponseCode
+from tiered.remoting.command import FRAME_BYTES_MAX, HEADER_BYTES_MAX, STORED, RemotingCommand, ResponseCode
 from tiered.remoting.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ LOG_EVERY_S = 60.0
 BURST_S = 0.05
 PROPERTIES_MAX = 32_767
 """Characters; what a record and a request hold."""
-_STORED = {ResponseCode.SUCCESS, 10, 11, 12}
-"""FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT: stored, not yet on disk or at a slave."""
 _MESSAGE_ILLEGAL = 13
 
 
@@ -201,7 +199,7 @@ def send_failure(
 ) -> UnavailableError | NotFoundError | UsageError | None:
     """Return the error that the broker's answer to a send means, or None if it has stored the message. ``topic``: where
     the message was sent to."""
-    if answer.code in _STORED:
+    if answer.code in STORED:
         return None
     said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
     if answer.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):

@@ -5,14 +5,13 @@ Sources: HookUtils.handleScheduleMessage, TimerMessageStore, QueryMessageProcess
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from rocketmq_tiered.sending.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, send_failure, send_request
 from rocketmq_tiered.sending.target import Connect, TargetBroker, TargetQueue, find_target
 from rocketmq_tiered.sending.timer_send import TimerSend
 from tiered.archive.task import StoppedError
 from tiered.errors import NotFoundError, ThrottledError, UnavailableError, UsageError
-from tiered.formats.record import decode_record
+from tiered.formats.record import decode_record, records_in
 from tiered.model.timer import PLACE
 from tiered.object_store.throttle import TokenBucket
 from tiered.remoting.client import BrokerClient
@@ -262,12 +261,6 @@ def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
 
 def _places(body: bytes) -> Iterator[str]:
     """Yield for each record in ``body``, the broker's reply, the property that says which message set the timer; empty
-    for a record that is no timer of the archive. The rest of a reply that does not parse is ignored."""
-    view, position = memoryview(body), 0
-    with suppress(ValueError):
-        while position + 4 <= len(view):
-            size = int.from_bytes(view[position : position + 4], "big")  # a record begins with its size
-            if size < 4:
-                return
-            yield decode_record(view[position : position + size]).properties.get(PLACE, "")
-            position += size
+    for a record that is no timer of the archive. Raises CorruptionError for a record that does not decode."""
+    for record in records_in(body):
+        yield decode_record(record).properties.get(PLACE, "")

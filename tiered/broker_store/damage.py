@@ -17,6 +17,7 @@ from typing import Final
 from tiered.broker_store.commit_log import RECORD_MAGICS, CommitLog, LogFile
 from tiered.consume_queue.index import ConsumeQueueIndex
 from tiered.errors import AccessDeniedError, CorruptionError, UnreadableError
+from tiered.formats.record import RECORD_BYTES_MIN
 
 SEARCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of the log that are searched for a record at a time."""
@@ -27,7 +28,6 @@ TORN_QUEUES_MAX: Final = 64
 TORN_UNITS: Final = 16
 """Units of a queue that one step checks."""
 HEADER_BYTES: Final = 40
-RECORD_BYTES_MIN: Final = 91
 QUEUE_OFFSET_MAX: Final = ((1 << 63) - 1) // 20
 """The broker counts consume queue bytes, 20 per unit, in a long."""
 _UNIT_PLACE: Final = ("phys", "size", "queue_offset")

@@ -25,6 +25,7 @@ T = TypeVar("T")
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 """The topic's length is two bytes, for topics over 127 bytes."""
+RECORD_BYTES_MIN = 91
 
 SYS_COMPRESSED = 0x1
 SYS_BORN_HOST_V6 = 0x10
@@ -130,6 +131,18 @@ def decode_record(data: bytes | bytearray | memoryview) -> Record:
         return _decode(data)
     except (struct.error, IndexError, ValueError) as error:
         raise CorruptionError(f"a record of {len(data)} bytes is damaged: {error}") from error
+
+
+def records_in(body: bytes) -> Iterator[memoryview]:
+    """The records in ``body``, one behind the other as a broker sends them, up to the first whose size is
+    impossible."""
+    view, begin = memoryview(body), 0
+    while begin + RECORD_BYTES_MIN <= len(view):
+        (size,) = struct.unpack_from(">i", view, begin)
+        if size < RECORD_BYTES_MIN or begin + size > len(view):
+            return
+        yield view[begin : begin + size]
+        begin += size
 
 
 def _decode(data: bytes) -> Record:

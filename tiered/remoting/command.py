@@ -236,6 +236,15 @@ class ResponseCode(IntEnum):
     POLLING_TIMEOUT = 210
 
 
+STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+"""Of a reply to a sent message: the broker has it, perhaps not yet on disk or at a slave."""
+
+
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Including the length field itself."""
 HEADER_BYTES_MAX = 256 * 1024

@@ -16,7 +16,7 @@ come here. While the broker is unavailable, only offsets that cannot change are 
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +33,7 @@ from rocketmq_tiered.server.wire.request import Buffer, Request, Response
 from rocketmq_tiered.server.wire.turns import bounded_gather
 from tiered.errors import CorruptionError, TieredError, UnavailableError
 from tiered.formats import fastjson
-from tiered.formats.record import SYS_BORN_HOST_V6, decode_record
+from tiered.formats.record import SYS_BORN_HOST_V6, decode_record, records_in
 from tiered.remoting.client import is_refusal
 from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
 
@@ -267,10 +267,9 @@ logger = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX: Final = 15 * 1024 * 1024
 """The merged messages of both sides must fit into a frame."""
-_SIZE = struct.Struct(">i")
+_FLAGS = struct.Struct(">i")
 _PHYS = struct.Struct(">q")
 _PHYS_AT, _FLAG_AT, _BORN_AT = 28, 36, 48
-RECORD_BYTES_MIN: Final = 91
 
 
 class MergedLookups:
@@ -367,24 +366,13 @@ def _of_topic(request: Request, answer: RemotingCommand) -> RemotingCommand:
     return replace(answer, code=int(ResponseCode.QUERY_NOT_FOUND), remark="no message has this key", body=b"")
 
 
-def records_in(body: bytes) -> Iterator[memoryview]:
-    """Yield the records in a reply's body, up to the first one whose size is impossible."""
-    view, begin = memoryview(body), 0
-    while begin + RECORD_BYTES_MIN <= len(view):
-        (size,) = _SIZE.unpack_from(view, begin)
-        if size < RECORD_BYTES_MIN or begin + size > len(view):
-            return
-        yield view[begin : begin + size]
-        begin += size
-
-
 def merged(of_broker: Sequence[Buffer], archived: Sequence[Buffer], count: int) -> list[Buffer]:
     """Return the records of broker and archive, newest first and each physical offset once: at most ``count``, and as
     many as fit into a reply."""
     by_phys: dict[int, tuple[int, Buffer]] = {}
     for record in (*archived, *of_broker):
         (phys,) = _PHYS.unpack_from(record, _PHYS_AT)
-        (flags,) = _SIZE.unpack_from(record, _FLAG_AT)
+        (flags,) = _FLAGS.unpack_from(record, _FLAG_AT)
         host_bytes = 20 if flags & SYS_BORN_HOST_V6 else 8
         (stored_ms,) = _PHYS.unpack_from(record, _BORN_AT + host_bytes)
         by_phys[phys] = stored_ms, record

@@ -23,7 +23,7 @@ from tiered.clock import MACHINE_CLOCK, Clock
 from tiered.errors import ThrottledError, UnavailableError
 from tiered.model.timer import Handle, encoded_handle, handle_words, own_handle
 from tiered.remoting.client import config_of
-from tiered.remoting.command import RemotingCommand, RequestCode, ResponseCode
+from tiered.remoting.command import STORED, RemotingCommand, RequestCode, ResponseCode
 from tiered.remoting.credentials import Credentials
 
 CODES = SENDS | {RequestCode.RECALL_MESSAGE}
@@ -34,13 +34,6 @@ QUEUES = 8
 BROKERS_WORDS = 5
 """Of a broker's recall handle; ours has more."""
 _DEFAULT_MAX_S = 3 * 24 * 3600
-_STORED = (
-    ResponseCode.SUCCESS,
-    ResponseCode.FLUSH_DISK_TIMEOUT,
-    ResponseCode.SLAVE_NOT_AVAILABLE,
-    ResponseCode.FLUSH_SLAVE_TIMEOUT,
-)
-"""The broker has the message."""
 
 Send = Callable[[Request], Awaitable[Response | None]]
 """Relays a request to the broker over the client's connection."""
@@ -117,7 +110,7 @@ class TimerGateway:
         response = await self._send(request, command, send)
         if is_for_broker:
             return None  # both the archive and the broker get the message that deletes a timer
-        if response is None or response.code not in _STORED:
+        if response is None or response.code not in STORED:
             return (response,)
         self._counts["sent"] += 1
         place = kept_place(response.ext)
@@ -147,7 +140,7 @@ class TimerGateway:
             raise RefusedTimerError("the timer is not recalled, as its time of delivery has passed")
         await self._prepare(upstream)
         response = await self._send(request, cancel_send(handle, request, self._config.topic, now_ms), send)
-        if response is None or response.code not in _STORED:
+        if response is None or response.code not in STORED:
             return (response,)
         self._counts["recalled"] += 1
         request.place = f"{self._config.topic}:{handle.place.text}"

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetcher.policy.read_policy import ReadPolicies, ReadPolicy
-from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, merged, records_in
+from rocketmq_tiered.server.proxy.merged_lookups import ANSWER_BYTES_MAX, merged
 from tests.kernels.record_builder import Message, encode
 from tests.server.proxy.proxy_pulls import ARCHIVED, STORED, Scene, beside_a_broker
 from tests.server.proxy.scripted_broker import phys_of, stored_ms_of
 from tiered.errors import UnavailableError
 from tiered.formats import fastjson
+from tiered.formats.record import records_in
 from tiered.remoting.command import FRAME_BYTES_MAX, RemotingCommand
 from tiered.remoting.command import RequestCode as R
 
