@@ -21,6 +21,7 @@ from rocketmq_tiered.maintenance.restore.restoring import (
     Restoring,
     noted_version,
 )
+from rocketmq_tiered.process.allocator import TABLE_BYTES_MIN, return_freed_memory
 from rocketmq_tiered.process.loaded_archive import LoadedArchive, open_for_reading
 from rocketmq_tiered.process.progress import Progress
 from tiered.archive.index.rocketmq_index_file import (
@@ -93,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Make the store directory, then print what it lacks, and which settings broker.conf needs for it."""
+    return_freed_memory(TABLE_BYTES_MIN)
     settings = settings_of(options).settings
     conf = read_broker_conf(Path(settings.broker.conf_path)) if settings.broker.conf_path else None
     with (

@@ -246,9 +246,8 @@ def messages_left(
 def _opened(cache: SegmentCache, check: SegmentCheck) -> tuple[SegmentIndex, Table]:
     """Open the object of ``check``. Returns its index, and the runs of ``check`` as its index has them. Raises
     SnapshotExpiredError if the object was deleted."""
-    place = check.place
     try:
-        sizes = {"size_bytes": int(place["size_bytes"]), "tail_bytes": int(place["tail_bytes"])}
+        sizes = {name: int(check.place[name]) for name in ("size_bytes", "tail_bytes")}
         index = cache.open(check.key, **sizes).index
     except NotFoundError as error:
         raise SnapshotExpiredError(
@@ -391,5 +390,4 @@ def _unbroken(units: Table) -> Iterator[tuple[int, int]]:
     """Bounds of units whose offsets follow each other."""
     ends = units["queue_offset"] + units["inner_num"]
     cuts = np.flatnonzero(units["queue_offset"][1:] != ends[:-1]) + 1
-    bounds = [0, *cuts.tolist(), len(units)]
-    yield from pairwise(bounds)
+    yield from pairwise([0, *cuts.tolist(), len(units)])
