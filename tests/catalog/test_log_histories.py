@@ -226,6 +226,26 @@ def test_only_the_owner_starts_a_history(memory: MemoryStore) -> None:
         made.append_history(common_version=0, phys=0)
 
 
+def expire(made: CatalogWriter) -> None:
+    """All messages of A."""
+    row = made.state.queue(A)
+    assert row is not None
+    floors = np.array([(0, row["end_queue_offset"], row["row_count"])], FLOOR_DTYPE)
+    made.append(CommitDraft(CommitKind.MAINTENANCE, queues=[A], floors=floors, created_ms=NOW_MS))
+
+
+def test_a_queue_that_has_expired_stays_as_it_is_when_another_ends(memory: MemoryStore) -> None:
+    """Also if the broker used offsets of it again before."""
+    made = writer(memory)
+    made.claim()
+    grow(made, 10, A, B)
+    made.end_queues({A: 7}, 0)
+    expire(made)
+    before = made.state.queue(A)
+    made.end_queues({B: 3}, 0)
+    assert made.state.queue(A) == before
+
+
 @pytest.mark.parametrize("is_repeated", [True, False])
 def test_expired_runs_do_not_come_back(memory: MemoryStore, is_repeated: bool) -> None:
     """They stand in a page without living runs, and the floor comes down to the end of the common version. Also in a
@@ -238,11 +258,7 @@ def test_expired_runs_do_not_come_back(memory: MemoryStore, is_repeated: bool) -
     common = made.state
     grow(made, 30, A)
     assert made.state.pages
-    row = made.state.queue(A)
-    assert row is not None
-    floors = np.zeros(1, FLOOR_DTYPE)
-    floors[0] = (0, row["end_queue_offset"], row["row_count"])
-    made.append(CommitDraft(CommitKind.MAINTENANCE, queues=[A], floors=floors, created_ms=NOW_MS))
+    expire(made)
     made.append_history(common_version=common.version, phys=common.cursor.phys)
     end = common.queue(A)["end_queue_offset"]  # type: ignore[index]
     grow(made, 3, A)

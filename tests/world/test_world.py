@@ -32,6 +32,7 @@ ONCE_FAILED: dict[int, str] = {
     1372: "a timer was dropped, as its message had been missing at its place before the log was cut",
     1835: "a damaged object was replaced while compaction joined its run with others: one message was there twice",
     2200: "a message stayed that the log had lost, above the place from which a repair let it be read again",
+    2375: "archiving stopped: an expired queue of offsets used twice changed when another queue ended",
 }
 """What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
 

@@ -145,6 +145,7 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         advanced_ms=start.now_ms,
         created_ms=start.now_ms,
         root=RootRef(start.root_key, version),
+        settings={**state.settings, **with_repeated(state, dict.fromkeys(start.ends, 0))},
     )
     if start.common is None:
         # Nothing is shared: no run is hidden, but every queue ends.
@@ -154,7 +155,6 @@ def begin_history(state: CatalogState, start: Divergence, pages: HistoryPages) -
         after = with_history(replace(base, table=table), state, start, common_version, hidden)
         return NewHistory(with_garbage(state, after, start.now_ms), hidden)
     walk = _Walk(state, start, pages)
-    base = replace(base, settings={**state.settings, **with_repeated(state, dict.fromkeys(start.ends, 0))})
     after = _walked_back(base, state, start, walk)
     hidden = hidden_runs(state, walk.divided.dropped, None if start.ends else start.common)
     if start.ends and hidden.chunks:  # the versions of these runs are current ones, but the runs are not
@@ -168,17 +168,22 @@ def with_history(
 ) -> CatalogState:
     """``after``, the first state of a new log history, with that history's entry added to the earlier ones of
     ``state``. ``hidden``: what it takes out of the visible offsets."""
-    history = LogHistory(
-        after.cursor.history,
-        start.phys,
-        common_version,
-        after.version,
-        start.root_key,
-        start.hidden_key,
-        message_count(hidden),
-        start.now_ms,
+    return replace(
+        after,
+        log_histories=(
+            *state.log_histories,
+            LogHistory(
+                after.cursor.history,
+                start.phys,
+                common_version,
+                after.version,
+                start.root_key,
+                start.hidden_key,
+                message_count(hidden),
+                start.now_ms,
+            ),
+        ),
     )
-    return replace(after, log_histories=(*state.log_histories, history))
 
 
 def with_garbage(
@@ -253,8 +258,9 @@ class _Walk:
 
     def pages(self) -> list[PageRef]:
         """The entries of the new history's pages; those that change are put."""
-        refs = self._state.pages
-        return [new for ref in refs for new in (self._page(ref) if self._is_read(ref) else [ref])]
+        return [
+            new for ref in self._state.pages for new in (self._page(ref) if self._is_read(ref) else [ref])
+        ]
 
     def _is_read(self, ref: PageRef) -> bool:
         has_repeated = any(ref.first <= key <= ref.last for key in self._repeated)
@@ -278,8 +284,14 @@ class _Walk:
         ends, minimums = self.ends["end_queue_offset"], self._state.table["min_queue_offset"]
         for key, row in self._repeated.items():
             before = common.queue(key)
-            expired = 0 if before is None else min(int(before["end_queue_offset"]), int(minimums[row]))
-            ends[row] = ends[row] or max(self._ends.get(key, expired), 0)
+            if key in self._ends:
+                ends[row] = ends[row] or max(self._ends[key], 0)
+            elif before is not None and not ends[row]:
+                for name in (
+                    self.ends if before["end_queue_offset"] <= minimums[row] else ("end_queue_offset",)
+                ):
+                    self.ends[name][row] = before[name]
+                ends[row] = min(ends[row], minimums[row])
 
     def _page(self, ref: PageRef) -> list[PageRef]:
         """The entries of the pages that hold what stays of the page ``ref``: its own one, if all stays, or those of new
@@ -344,8 +356,8 @@ def compared_runs(state: CatalogState, page: Page) -> NDArray[np.bool_]:
     """Which runs of ``page`` have physical offsets of the current log: not those of queues that ended with an earlier
     one."""
     rows = state.directory.rows(page.queues, len(state.table))
-    ended = (rows >= 0) & (state.table["flags"][rows] & QUEUE_SUPERSEDED != 0)
-    found: NDArray[np.bool_] = ~ended[page.chunk.runs["queue"]]
+    is_compared = (rows < 0) | (state.table["flags"][rows] & QUEUE_SUPERSEDED == 0)
+    found: NDArray[np.bool_] = is_compared[page.chunk.runs["queue"]]
     return found
 
 
@@ -427,12 +439,14 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
     for number, row in enumerate(kept_rows):
         key = state.key_of(row)
         before = common.queue(key)
+        new = table[number]
         if _ended(state, row):
             continue
-        new = table[number]
         # A queue is visible again if it was hidden only because of a later generation, which goes.
-        is_newest = state.current_generation(key.topic, key.queue_id) == key.generation
-        stays_hidden = is_newest or key.generation < newest[key[:2]]
+        stays_hidden = (
+            state.current_generation(key.topic, key.queue_id) == key.generation
+            or key.generation < newest[key[:2]]
+        )
         hidden = QUEUE_HIDDEN if stays_hidden and new["flags"] & QUEUE_HIDDEN else 0
         new["row_count"] -= walk.divided.rows_gone[row]
         for name, ends in walk.ends.items():
@@ -440,6 +454,6 @@ def _restored(state: CatalogState, common: CatalogState, kept_rows: Sequence[int
             new[name] = max(common_end, int(ends[row]))
         new["min_queue_offset"] = min(int(new["min_queue_offset"]), int(new["end_queue_offset"]))
         if before is not None:
-            kept_flags = int(new["flags"]) & (QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE)
-            new["flags"] = int(before["flags"]) | hidden | kept_flags
+            new["flags"] &= QUEUE_EXPIRED | QUEUE_FILLED | QUEUE_SPARSE
+            new["flags"] |= int(before["flags"]) | hidden
     return table
