@@ -160,7 +160,7 @@ def _pin_fix(source: Path, error: OSError) -> str:
     if error.errno == errno.EXDEV:
         return f"set pins.directory to a directory on the file system of {source.parent}"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return "run as the user of the broker's files, who may link them, and let this user write in pins.directory"
+        return "run as the owner of the broker's files, who may link them, and let this user write in pins.directory"
     return "set pins.directory to a directory of a file system with hard links"
 
 

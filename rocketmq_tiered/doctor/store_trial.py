@@ -192,7 +192,7 @@ class StoreTrial:
         return ok(f"an object of {PART_BYTES + len(_CONTENT):,} bytes was uploaded in parts")
 
     def _large(self) -> CheckFinding:
-        """A proxy before the store may limit bodies."""
+        """Whether an object of the size up to which one request is used can be written: proxies may limit bodies."""
         pieces = [bytes(PIECE_BYTES)] * (self._largest_put_bytes // PIECE_BYTES)
         self._store.put_if_absent(self._key("largest"), pieces)
         return ok(f"an object of {PIECE_BYTES * len(pieces):,} bytes was uploaded in one PUT")

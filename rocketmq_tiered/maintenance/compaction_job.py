@@ -81,7 +81,7 @@ class CompactionForecast:
         )
 
     def times(self, factor: float) -> CompactionForecast:
-        """So many rounds of this kind, about."""
+        """An estimate for ``factor`` times as many rounds."""
         found = CompactionForecast(*(round(getattr(self, one.name) * factor) for one in fields(self)))
         return replace(found, estimated=found.rounds - self.rounds)
 

@@ -71,7 +71,9 @@ class CompactionLimits(RewriteLimits):
 
 
 def plan_rewrite(candidates: Candidates, limits: CompactionLimits) -> RewritePlan | None:
-    """Compacts stream set objects and small stream objects; None when there is nothing to gain.
+    """Plan which small objects, and objects of many queues, are rewritten to fewer; None when there is nothing to gain.
+    A sequence of contiguous rows gets an object of its own if it is large or sparse, if a gap follows it, or if its
+    topic shares no object (``limits.is_alone``); the others share objects.
 
     Above ``outputs_max`` or ``set_queues_max`` the newest versions wait for the next plan. Raises ValueError for runs
     that overlap.
@@ -155,10 +157,13 @@ def _small_sources(
     live = is_in & _live(candidates) & candidate[runs["object"]]
     dead_shares = dead_share(candidates)
     if limits.growth_min > 1:
-        candidate &= _grows(candidates, candidate, sizes, limits) | (dead_shares >= limits.dead_share_min)
+        candidate &= _may_be_moved(candidates, candidate, sizes, limits) | (
+            dead_shares >= limits.dead_share_min
+        )
         live &= candidate[runs["object"]]
     has_live[runs["object"][live]] = True
     queues, objects = (runs[name][live].astype(np.intp) for name in ("queue", "object"))
+    # A queue has several objects if the lowest and the highest of their numbers differ.
     first, last = np.full(len(candidates.queues), count), np.zeros(len(candidates.queues), np.intp)
     np.minimum.at(first, queues, objects)
     np.maximum.at(last, queues, objects)
@@ -180,12 +185,13 @@ def dead_share(candidates: Candidates) -> NDArray[Any]:
     return shares
 
 
-def _grows(
+def _may_be_moved(
     candidates: Candidates, candidate: NDArray[np.bool_], sizes: NDArray[Any], limits: CompactionLimits
 ) -> NDArray[np.bool_]:
-    """Which objects of the mask ``candidate`` are moved, so that what an earlier compaction wrote is written again only
-    among ``growth_min`` times its bytes (``sizes``, by object). Objects that one compaction wrote with more than that
-    share stay, and so does every object with a run in front of theirs, so that moved runs remain contiguous."""
+    """Which objects of the mask ``candidate`` may be moved. What one earlier compaction wrote is moved only if it is no
+    more than 1/``growth_min`` of all moved bytes (``sizes``, by object), so that a byte is written again only a few
+    times. Else its objects stay, and so does every object with a run in front of theirs, so that moved runs remain
+    contiguous."""
     runs = candidates.runs
     compacted = np.array([is_compacted(key) for key in candidates.object_keys], bool)
     newest = np.zeros(len(sizes), np.int64)
@@ -325,12 +331,12 @@ def moved_bytes(
     return output, ranges["run"], stored_bytes(candidates)[ranges["run"]] * share
 
 
-def _gets(queue: NDArray[Any], place: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
+def _gets(queue: NDArray[Any], object_number: NDArray[np.int64], stored: NDArray[np.float64]) -> int:
     """How many GETs it takes to read runs once, queue by queue: one to open each object of a queue, and one for each
-    READ_BYTES in it. By run: its ``queue``, the number of its object (``place``), and its ``stored`` bytes."""
+    READ_BYTES in it. By run: its ``queue``, the number of its object, and its ``stored`` bytes."""
     if not len(queue):
         return 0
-    pairs, number = np.unique(queue.astype(np.int64) << 32 | place, return_inverse=True)
+    pairs, number = np.unique(queue.astype(np.int64) << 32 | object_number, return_inverse=True)
     sizes = np.bincount(number, weights=stored)
     return int(len(pairs) + np.ceil(np.maximum(sizes, 1) / READ_BYTES).sum())
 

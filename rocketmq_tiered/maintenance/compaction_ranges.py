@@ -123,17 +123,17 @@ class PageRange:
 
 
 def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterator[list[PageRange]]:
-    """Which pages of the catalog rounds of compaction replace: lists of ranges with about ``runs_max`` runs each, the
-    oldest versions first. Only versions below ``before_version`` take part. A sequence is a list of pages that cover
-    the same versions, sorted by queue; ranges in one list divide the same sequences."""
+    """Divide the pages of the catalog into ranges, each for one round of compaction, of about ``runs_max`` runs. Yields
+    lists, the oldest versions first: the ranges of a list have the same versions and different queues. Only versions
+    below ``before_version`` take part. A sequence is a list of pages that cover the same versions, sorted by queue."""
     sequences = sorted(sequences_of(state.pages), key=lambda sequence: sequence[0].from_version)
     if any(before[0].to_version >= after[0].from_version for before, after in pairwise(sequences)):
         return  # versions of two sequences overlap: no range of versions has pages of its own
-    # Of versions that no index file covers yet, queries scan the objects by name: these stay.
+    # Queries by key read every object of the versions that no index file covers yet: these objects are not replaced.
     last = min(before_version - 1, state.indexed_version if state.indexes else before_version - 1)
     memory = older_versions(state, last)
     # Runs in memory, which no page has yet, take part if they are all of one log history: with the newest pages of
-    # that history, or else as a range of their own.
+    # that history, or else as a range of their own. ``newest``: their last version; 0: they have no range to come.
     newest, runs, memory_history = 0, len(memory), None
     if len(memory) and _histories(state, int(memory.min())) == _histories(state, int(memory.max())):
         newest, memory_history = int(memory.max()), _histories(state, int(memory.min()))
@@ -143,14 +143,14 @@ def ranges_of(state: CatalogState, before_version: int, runs_max: int) -> Iterat
         if len(group) == 1 and _runs(pages) > runs_max:
             yield _cut(pages, runs_max)
             continue
-        spilled = (0, 0)
+        in_memory = (0, 0)  # the last version and the number of the runs in memory that the group takes
         is_last = number + 1 == len(groups)
         if newest and history == memory_history and is_last and _fit(group, runs, runs_max):
-            spilled, newest = (newest, runs), 0
+            in_memory, newest = (newest, runs), 0
         if _runs(pages) <= runs_max:
-            yield [PageRange(pages, *spilled)]
+            yield [PageRange(pages, *in_memory)]
         else:
-            yield _merged(pages, *spilled, runs_max)
+            yield _merged(pages, *in_memory, runs_max)
     if newest:
         yield [PageRange([], newest, runs)]
 

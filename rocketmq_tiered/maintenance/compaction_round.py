@@ -260,7 +260,7 @@ class _Round:
             pages=PageChange(
                 added=tuple(pages),
                 removed=[page.key for page in planned.range.pages],
-                # The pages of other queues may have removed runs of these versions.
+                # Pages of the same versions that stay may still have runs that were removed: these stay listed.
                 resolved_version=0 if planned.range.others else self._state.version,
                 spilled_version=planned.range.spilled_version,
             ),
@@ -299,22 +299,23 @@ def _dropped(
 
 
 class _VoidError(Exception):
-    """The archive has changed: nothing more is put."""
+    """The archive has changed: no further object is written."""
 
 
 def _required(state: CatalogState, planned: PlannedRound) -> Requirements:
-    """What has to be as in ``state`` still when the round ``planned`` commits: epoch, log histories, pages, floors and
-    index files. A commit after another change is refused."""
+    """What must still be as in ``state`` when the round ``planned`` commits: epoch, log histories, pages, floors and
+    index files. If another commit has changed any of it, the commit of the round is refused."""
     chosen = planned.range
     queues = list(planned.candidates.queues)
     if chosen.is_partial:
-        # Expiry of other queues may leave sources that nothing else references.
+        # A source may also have runs of queues outside the range. If these expire during the round, nothing references
+        # the source any longer, and this round does not list it as garbage: no floor at all may change.
         queues = list(state.directory.roster.keys[: len(state.table)])
     return Requirements(
         epoch=state.epoch,
         histories=histories_of(state),
         pages=frozenset(page.key for page in (*chosen.pages, *chosen.others)),
-        tombstones=len(state.tombstones),
+        tombstones=len(state.tombstones),  # runs that were removed since the pages were written
         memory=(chosen.spilled_version, len(older_versions(state, chosen.spilled_version))),
         floors=Floors.of(state, queues),
         index_begins=IndexBegins(planned.plan.last_version, frozenset(planned.candidates.covers)),

@@ -186,7 +186,7 @@ class CompactionTask:
         are estimates."""
         own, now_ms = self._settings.compaction, self._clock.wall_ms()
         due = CompactionDue(FULL_OBJECTS * own.object_bytes, now_ms - 2 * own.min_age_ms)
-        overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)
+        overdue = CompactionDue(1 << 62, now_ms - 3 * own.min_age_ms)  # by its age, however small it is
         rounds = _DueRounds()
         for planned in planned_rounds(
             self._store,

@@ -142,7 +142,7 @@ class ArchiveUse:
 
     @property
     def stored_objects(self) -> int:
-        """All of them."""
+        """The number of all stored objects."""
         return sum(use.objects for use in self.stored.values())
 
     @property

@@ -24,12 +24,12 @@ class _Damaged(NamedTuple):
 
 
 class DamagedSources:
-    """Those found so far. Not thread-safe, but for ``ranges``."""
+    """The damaged sources found so far. Not thread-safe, except for ``ranges``."""
 
     def __init__(self) -> None:
         self._found: dict[str, _Damaged] = {}
         self.ranges: tuple[UnreadableRange, ...] = ()
-        """Their messages, by queue and offset."""
+        """The messages of the damaged sources, by queue and offset."""
 
     def __len__(self) -> int:
         return len(self._found)

@@ -101,15 +101,15 @@ class ExpiryTask:
         return not self._is_unlimited and found.plan.exceeds(self._settings.retention.max_share)
 
     def step(self, state: CatalogState, found: ExpiryPass) -> bool:
-        """Commit the expiry ``found`` by ``plan``, unless it is more than retention.max_share of the archive: then log
-        that and change nothing."""
+        """Commit ``found``, which the method ``plan`` returned, unless it expires more than retention.max_share of the
+        archive: then log that and change nothing."""
         plan, max_share = found.plan, self._settings.retention.max_share
         self.problem = TOO_MUCH if self.is_too_much(found) else ""
         self._missed = None
         if self.problem:
             logger.error(
-                "no message expired: it would be %.0f%% of the archive, more than retention.max_share (%.0f%%); check "
-                "the rules of topics, then run `tiered expire ARCHIVE_URL --apply --yes`",
+                "no message expired: the pass would hide %.0f%% of the archive, more than retention.max_share "
+                "(%.0f%%); check the rules of topics, then run `tiered expire ARCHIVE_URL --apply --yes`",
                 100 * plan.share,
                 100 * max_share,
             )
@@ -148,7 +148,7 @@ class ExpiryPass:
 
     plan: ExpiryPlan
     objects: NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, "S1"))
-    """Not strings: there may be a million."""
+    """Keys of objects, as bytes instead of strings because there may be a million."""
     object_bytes: int = 0
     shared_bytes: int = 0
     is_committed: bool = False
@@ -251,7 +251,7 @@ def _queues(
 ) -> ExpiryQueues:
     """The queues of ``state`` with their rules and minimum offsets, by their row in the state's table. With ``erase``
     only that topic expires, or one generation of it; raises UsageError if the archive does not have it. ``held``: by
-    queue, the first offset that a pending timer needs."""
+    queue, the first offset of the messages that pending timers need, which do not expire."""
     rules: list[TopicRule] = []
     numbers: dict[str, int] = {}
     topic = np.zeros(state.queue_count, np.int64)
@@ -280,9 +280,9 @@ def _queues(
 
 
 def _commit_times(store: ObjectStore, state: CatalogState, queues: ExpiryQueues, now_ms: int) -> CommitTimes:
-    """When the bucket stored some commits: for each time to live of ``queues``, and each time that messages stay after
-    their upload, the newest commit that is older. The other commits' times follow from these as far as expiry needs
-    them."""
+    """When the bucket stored the commits by which runs are judged: the newest one that is older than a time to live of
+    ``queues``, or than a time that messages stay after their upload, for each of these. All commits before one of
+    them are older still, so that expiry needs no times of others."""
     times_ms: dict[int, int] = {}
     ages_ms = {*queues.min_archived_ms.tolist(), *queues.ttl_ms.tolist()} - {NEVER_MS}
     for age_ms in sorted(ages_ms, reverse=True):
@@ -308,7 +308,7 @@ class _CatalogRuns:
             return self._open(run)[1]
         except (CorruptionError, NotFoundError) as error:
             logger.warning(
-                "rows cannot be read, so that a size limit expires all messages of an object together: %s",
+                "the rows of a run cannot be read, so that a size limit expires its messages all together: %s",
                 error,
             )
             return None

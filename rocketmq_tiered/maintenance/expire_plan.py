@@ -300,7 +300,7 @@ class MissedPasses:
     last_ms: int
     every_ms: int
 
-    def taken(self, due_ms: Ints, sizes: Ints, now_ms: int) -> Ints:
+    def sums(self, due_ms: Ints, sizes: Ints, now_ms: int) -> Ints:
         """For each missed pass, the sum of ``sizes`` of the runs that it should have expired: those that were due
         (``due_ms``, by run) between the pass before it and itself. The pass at ``now_ms`` is not a missed one."""
         count = min(max(0, (now_ms - self.last_ms) // self.every_ms - 1), _MISSED_MAX)
@@ -347,8 +347,8 @@ class ExpiryPlan:
         What each missed pass should have expired does not count, up to the share that it might have expired."""
         if not self.living_bytes:
             return self.share > max_share
-        taken_bytes = np.minimum(self.missed_bytes, int(max_share * self.living_bytes)).sum()
-        return bool((self.byte_count - taken_bytes) / self.living_bytes > max_share)
+        excused_bytes = np.minimum(self.missed_bytes, int(max_share * self.living_bytes)).sum()
+        return bool((self.byte_count - excused_bytes) / self.living_bytes > max_share)
 
 
 class ExpiryPlanner:
@@ -405,15 +405,15 @@ class ExpiryPlanner:
         np.subtract.at(self._topic_bytes, queues.topic[queue[is_gone]], runs["byte_count"][is_gone])
         if self._missed is not None and is_gone.any():
             old, ttl_ms = runs[is_gone], self._queues.ttl_ms[queue[is_gone]]
-            natural_ms = self._newest_ms(old) + np.minimum(ttl_ms, _TIME_MS_MAX)
-            self._missed_bytes += self._missed.taken(natural_ms, old["byte_count"], self._now_ms)
+            ttl_end_ms = self._newest_ms(old) + np.minimum(ttl_ms, _TIME_MS_MAX)
+            self._missed_bytes += self._missed.sums(ttl_end_ms, old["byte_count"], self._now_ms)
         # The first run that stays decides how the queue is continued.
         is_ended = (before == _OPEN) & (length < np.diff(np.append(first, len(runs))))
         end = (first + length)[is_ended]
         self._state[at[is_ended]] = np.where(is_lmq[end], _AT_LMQ, _STAYS)
         self._next_due_ms[at[is_ended]] = np.where(is_lmq[end], NEVER_MS, due_ms[end])
         self._count(runs, queue)
-        self._hold(runs, queue, is_gone, is_lmq, is_due)
+        self._postpone(runs, queue, is_gone, is_lmq, is_due)
 
     def _check_order(self, queue: Ints, runs: Table) -> None:
         """Raise ValueError unless ``runs`` come by queue, and in each queue by offset without overlap, also behind
@@ -478,16 +478,16 @@ class ExpiryPlanner:
         self._living_rows += int(left["rows"].sum())
         self._living_bytes += int(left["byte_count"].sum())
 
-    def _hold(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
+    def _postpone(self, runs: Table, queue: Ints, is_gone: Bools, is_lmq: Bools, is_due: Bools) -> None:
         """Keep the runs that only ``plan`` can judge, once all runs are known: LMQ entries, which expire after the
         messages they refer to, with what follows them, and runs of topics with a size limit. All arguments have one
         value for each run."""
         topic = self._queues.topic[queue]
         waits = (self._state[queue] == _AT_LMQ) & ~is_gone
         has_limit = (self._queues.max_bytes[topic] >= 0) & ~waits & ~is_gone & ~self._queues.is_held(runs)
-        held = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, LIMITED_DTYPE)
+        postponed = (self._lmqs, waits, LMQ_DTYPE), (self._limited, has_limit, LIMITED_DTYPE)
         columns = {"queue": queue, "topic": topic, "is_lmq": is_lmq, "is_due": is_due}
-        for tables, chosen, dtype in held:
+        for tables, chosen, dtype in postponed:
             if not chosen.any():
                 continue
             table = np.zeros(int(chosen.sum()), dtype)
@@ -520,13 +520,13 @@ class ExpiryPlanner:
     def _apply_limits(self, columns: Columns) -> None:
         """Let the oldest messages expire of each topic that exceeds its size limit. ``columns`` reads the rows of a run
         of which only a part expires."""
-        held = _by_queue(self._limited, LIMITED_DTYPE)
-        # LMQ entries stay until their messages are gone, and what follows them, too.
-        first, is_lmq = _starts(held["queue"]), held["kind"] == RunKind.LMQ
+        limited = _by_queue(self._limited, LIMITED_DTYPE)
+        # LMQ entries stay until their messages are gone, and so does what follows them in their queue.
+        first, is_lmq = _starts(limited["queue"]), limited["kind"] == RunKind.LMQ
         if is_lmq.any():
-            held = held[_in_prefix(_prefixes(is_lmq, first), first, len(held))]
-        held = held[np.argsort(held["topic"], kind="stable")]
-        for runs in np.split(held, _starts(held["topic"])[1:]) if len(held) else ():
+            limited = limited[_in_prefix(_prefixes(is_lmq, first), first, len(limited))]
+        limited = limited[np.argsort(limited["topic"], kind="stable")]
+        for runs in np.split(limited, _starts(limited["topic"])[1:]) if len(limited) else ():
             topic = int(runs["topic"][0])
             limit = SizeLimit(
                 int(self._queues.max_bytes[topic]),
@@ -540,25 +540,25 @@ class ExpiryPlanner:
         """Let runs of LMQ entries expire whose messages have expired, and what follows them in their queues, in order.
         ``parents`` reads which messages they refer to: of one run of each queue first, as most queues end there, then
         of twice as many, and so on."""
-        held = _by_queue(self._lmqs, LMQ_DTYPE)
-        if not len(held) or not (self._floor > 0).any():  # no message has ever expired
+        waiting = _by_queue(self._lmqs, LMQ_DTYPE)
+        if not len(waiting) or not (self._floor > 0).any():  # no message has ever expired
             return
         # The runs [begin, end) of each queue that are not judged yet; ``count`` of each are judged at a time.
-        begin = _starts(held["queue"])
-        end = np.append(begin[1:], len(held))
+        begin = _starts(waiting["queue"])
+        end = np.append(begin[1:], len(waiting))
         count = 1
         while len(begin):
-            taken = np.minimum(count, end - begin)
-            runs = held[positions(begin, taken)]
+            judged = np.minimum(count, end - begin)
+            runs = waiting[positions(begin, judged)]
             stays = ~self._is_dead(runs, parents)
-            first = np.cumsum(taken) - taken  # where the runs of each queue begin in ``runs``
+            first = np.cumsum(judged) - judged  # where the runs of each queue begin in ``runs``
             expired = _prefixes(
                 stays, first
             )  # how many of them expire: those before the first one that stays
             queue = runs["queue"].astype(np.int64)
             self._expire(self._left(runs, queue), queue, _in_prefix(expired, first, len(runs)))
-            is_continued = (expired == taken) & (begin + taken < end)
-            begin, end = (begin + taken)[is_continued], end[is_continued]
+            is_continued = (expired == judged) & (begin + judged < end)
+            begin, end = (begin + judged)[is_continued], end[is_continued]
             count *= 2
 
     def _is_dead(self, runs: Table, parents: Parents) -> Bools:
@@ -582,14 +582,14 @@ class ExpiryPlanner:
 def _by_queue(tables: list[Table], dtype: np.dtype[Any]) -> Table:
     """One table of the rows of all ``tables``, sorted by queue; rows of a queue stay in the order in which they were
     added. Empties ``tables``, so that memory holds one copy."""
-    held = np.empty(sum(map(len, tables)), dtype)
-    end = len(held)
+    rows = np.empty(sum(map(len, tables)), dtype)
+    end = len(rows)
     while tables:  # one copy in memory, not two
         table = tables.pop()
-        held[end - len(table) : end] = table
+        rows[end - len(table) : end] = table
         end -= len(table)
-    order = np.argsort(held["queue"], kind="stable")
-    found: Table = held[order]
+    order = np.argsort(rows["queue"], kind="stable")
+    found: Table = rows[order]
     return found
 
 
@@ -601,7 +601,8 @@ def _starts(sorted_values: NDArray[Any]) -> Ints:
 
 
 def _prefixes(stays: Bools, first: Ints) -> Ints:
-    """How many runs of each group, which begins at ``first``, are in front of the first run that stays."""
+    """How many runs of each group (the runs of a queue) are in front of the first run that stays. ``first``: where the
+    groups begin."""
     index = np.arange(len(stays))
     nearest = np.minimum.reduceat(np.where(stays, index, len(stays)), first)
     found: Ints = np.minimum(nearest, np.append(first[1:], len(stays))) - first

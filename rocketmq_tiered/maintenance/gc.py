@@ -61,7 +61,7 @@ REFUSED_BATCHES_MAX = 3
 """Batches in a row of which nothing could be deleted; then the collection ends."""
 PROBE_KEY = f"{DATA_PREFIX}00/gc-may-delete"
 """A key that no object has: deleting it shows whether the account may delete."""
-TAKEN_BACK = frozenset({Reason.DIVERGED, Reason.INTENT})
+REVOCABLE = frozenset({Reason.DIVERGED, Reason.INTENT})
 """Reasons of pending deletions that returning log histories and compactions take back."""
 
 
@@ -298,12 +298,12 @@ class _Collection:
         self._maintenance = MaintenanceCommit.opened(store, state, "gc", clock)
 
     def withdraw(self) -> None:
-        """Before anything is deleted: drop from the plan the pending deletions that another command has taken back
-        since, and commit that those which it may still take back are garbage for good, in a list of their own."""
+        """Before anything is deleted: drop from the plan what other commands have taken back (used again) since it was
+        made, and commit that those pending deletions which they may still take back are garbage for good."""
         newest = refresh(self._store, self._state)
         pending = newest.pending_deletions  # which may have more than the state that was planned for
-        revocable = {key for key in self._plan.purge if key in pending and pending[key].reason in TAKEN_BACK}
-        lists = {listed for listed in self._plan.lists if listed.reason in TAKEN_BACK}
+        revocable = {key for key in self._plan.purge if key in pending and pending[key].reason in REVOCABLE}
+        lists = {listed for listed in self._plan.lists if listed.reason in REVOCABLE}
         withdrawn, made = self._withdrawn(revocable, lists) if revocable or lists else ({}, [])
         plan = self._plan
         kept = {

@@ -148,7 +148,7 @@ def pulls(client: BrokerClient, queue: QueueKey, begin: int, end: int) -> Iterat
             raise UnavailableError(
                 f"the broker refuses to send messages of {queue} from offset {offset}: "
                 f"{answer.remark or answer.code}",
-                hint="the broker's log file, broker.log, has the cause: remove it, and run the command again",
+                hint="look up the cause in the broker's log file, broker.log; then run the command again",
             )
         next_offset = int(answer.ext_fields.get("nextBeginOffset", offset))
         if answer.code == ResponseCode.SUCCESS:
@@ -263,8 +263,8 @@ class Copying:
         end = int(answer.ext_fields.get("offset", 0))
         if answer.code != ResponseCode.SUCCESS or end < begin.end:
             raise UnavailableError(
-                f"{queue} ends at offset {answer.remark or end} at the broker, before offset {begin.end}, where it "
-                "begins in the archive",
+                f"the broker does not have {queue} up to offset {begin.end}, where it begins in the archive: "
+                f"{answer.remark or f'it ends at offset {end}'}",
                 hint="if the topic was created again at the broker, nothing can be copied",
             )
         end = max(begin.end, min(end, self._counted_end(state, queue)))
@@ -298,7 +298,7 @@ class Copying:
         nonce = compaction_attempts_from(random.SystemRandom().getrandbits(40))
         segments: list[tuple[str, WrittenSegment]] = []
         held: list[Pulled] = []  # messages of the next object
-        base = written = 0  # queue offset and message bytes where that begins
+        base = written = 0  # where that begins: its first queue offset, and the message bytes before it
         batches: Iterator[Pulled | None] = chain(pulls(self.client, begin.queue, 0, begin.end), [None])
         for pulled in batches:
             if held and (pulled is None or _is_full(held)):
@@ -418,7 +418,8 @@ class Copying:
             now = newest.queue(begin.queue)
             if before is None or now is None:
                 return None
-            # Where key compaction dropped a tombstone since, a value that was read before would come back.
+            # If key compaction dropped a tombstone since, an older value that was read for its key would come back. It
+            # dropped nothing if the queue has grown by as many rows as offsets.
             grown = [int(now[name]) - int(before[name]) for name in ("row_count", "end_queue_offset")]
             return draft if grown[0] == grown[1] and now["min_queue_offset"] == begin.end else None
 

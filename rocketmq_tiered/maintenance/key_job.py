@@ -128,7 +128,7 @@ class KeyCompaction:
         self.backlog = KeyFigures()
         """Queues that are due, and their new bytes."""
         self.figures = KeyFigures()
-        """Of all queues that were compacted since the start."""
+        """Figures of all queues that were compacted since the start."""
         self.rounds = 0
         """Rounds that were committed since the start."""
         self.waiting: list[Waiting] = []
@@ -253,7 +253,8 @@ class KeyCompaction:
         )
         if next_queues is None:
             return None
-        # Where older messages were added later, a tombstone may go only in the round in which all older ones go.
+        # Where older messages were archived later, a tombstone may be dropped only in the round that drops all older
+        # messages of its key: only if one round has all pages.
         is_filled = any(one.is_filled for one in next_queues)
         is_one = is_filled and len(page_ranges(state, self._before_version, limits.runs_max)) == 1
         total = self._read_bytes + sum(one.new_bytes + one.old_bytes for one in due)

@@ -39,9 +39,9 @@ class KeyCompactionStatus(TaskStatus):
     """Message bytes of queues that were compacted, before and after."""
     kept_bytes: int = 0
     spooled_bytes: int = 0
-    """Of keys that exceeded memory."""
+    """Bytes of keys that were written to files, as they exceeded memory."""
     backlog_queues: int = 0
-    """With something new to compact."""
+    """Queues with something new to compact."""
     backlog_bytes: int = 0
 
     @property

@@ -14,7 +14,7 @@ from tiered.object_store.part_plan import sent_bytes
 from tiered.object_store.wrapper import StoreWrapper
 
 BURST_S = 1.0
-"""So much of the budget may be saved up."""
+"""A budget that is not used is saved up, but only that of so many seconds."""
 POLL_S = 0.25
 COPIED_WEIGHT = 0.25
 """Weight of a byte that the store copies itself, beside one that is sent."""
@@ -140,7 +140,7 @@ def level_of(load: Load, *, is_reading: bool, is_overdue: bool) -> Level:
 
 
 class Throttle:
-    """One for all tasks of a process. ``load`` is called several times a second."""
+    """The throttle of all tasks of a process. ``load`` is called several times a second."""
 
     def __init__(self, load: Callable[[], Load]) -> None:
         self._load = load

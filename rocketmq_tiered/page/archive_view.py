@@ -156,8 +156,7 @@ class ArchiveCost:
 
 
 class ArchiveView:
-    """Reads for the pages, and caches what it read. Thread-safe. ``shared``: the archive that clients are served
-    from, once it is open. ``metrics``: of the requests of this process since ``started_s``, a monotonic time."""
+    """Reads for the pages, and caches what it read. Thread-safe."""
 
     def __init__(
         self,
@@ -198,7 +197,8 @@ class ArchiveView:
             self._own.catalog.adopt(state)
 
     def contents(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[Contents]:
-        """The catalog, some seconds old at most while the object store can be read. Waits for the first one so long."""
+        """The catalog, some seconds old at most while the object store can be read. Waits for the first one, up to
+        ``first_wait_s``."""
         return self._contents.get(first_wait_s, NEWER_WAIT_S)
 
     def cost(self, first_wait_s: float = FIRST_WAIT_S) -> Reading[ArchiveCost]:

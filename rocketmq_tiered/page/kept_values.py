@@ -74,7 +74,7 @@ class WorkerValue(Generic[T]):
 EVERY_S = 10.0
 KEPT_S = 3600.0
 COST_SHARE = 500
-"""A measurement may take this part of the time between two, or the next one comes later."""
+"""The next measurement comes after EVERY_S, or later: after COST_SHARE times the CPU time that the last one took."""
 Measurement = Mapping[str, float | None]
 
 

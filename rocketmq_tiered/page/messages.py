@@ -24,7 +24,7 @@ MESSAGES_MAX = 20
 MESSAGES_BYTES_MAX = 8 << 20
 QUEUES_MAX = 64
 KEY_RANGE_MS = 7 * 86_400_000
-"""As `tiered query`: before the newest message, unless the whole archive is searched."""
+"""A search by key covers so much time before the newest message, as `tiered query` does, or the whole archive."""
 FORMS = {
     "key": "Key or unique key",
     "id": "Message id",

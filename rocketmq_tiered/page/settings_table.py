@@ -30,7 +30,7 @@ class CurrentSettings:
         return self._newest
 
     def apply(self, settings: Settings) -> None:
-        """``settings`` are in effect: those loaded last, but for the ones that need a restart."""
+        """Note that ``settings`` are in effect now: those loaded last, except for the ones that need a restart."""
         self.loaded = LoadedSettings(settings, self._newest.origins)
 
 

@@ -56,7 +56,7 @@ def page_number(text: str) -> int:
 def render_topics(
     choice: TopicChoice, topics: Sequence[ShownTopic], total: int, found: Reading[Contents]
 ) -> Markup:
-    """Return the page of topics: a form, and the ``topics`` on the page that ``choice`` asks, of ``total`` that match.
+    """Return the page of topics: a form, and the ``topics`` on the page that ``choice`` names, of ``total`` that match.
     ``found``: the catalog that they were read from."""
     return render(
         "topics",

@@ -245,8 +245,8 @@ class _HostCheck:
                 return
             count, self._refused_count, self._logged_s = self._refused_count, 0, now_s
         logger.warning(
-            "request to the admin address refused, as its Host header is not accepted: if it is right, add it to "
-            "admin.host_names",
+            "a request to the admin address was refused, as the name in its Host header is not accepted: if the name "
+            "is right, add it to admin.host_names",
             extra={"client": client, "host": host[:HOST_CHARS_MAX], "count": count},
         )
 

@@ -39,7 +39,7 @@ class ArchiveAdminSource(EventLoopSource):
         return self._access.fetcher.unreadable.ranges()
 
     def findings(self) -> list[Finding]:
-        """One for each range."""
+        """A finding for each range that clients could not read."""
         return [of_unreadable([found]) for found in self.unreadable]
 
     def is_serving(self) -> bool:

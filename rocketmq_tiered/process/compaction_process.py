@@ -35,7 +35,7 @@ from tiered.settings.sections import CompactionSettings
 
 POLL_S = 0.25
 STOP_S = 5.0
-"""For the child to remove its files."""
+"""Time for the child to remove its files."""
 NICE = 19
 
 

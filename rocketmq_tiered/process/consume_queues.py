@@ -245,13 +245,13 @@ class _Rewrite:
             self._flush_sometimes(target)
         target.flush(source.frontier_phys())
 
-    def _refuse_hole(self, key: tuple[str, int], count: int, places: int) -> None:
-        """Raise UsageError if only ``count`` of the ``places`` offsets of a queue have a unit and files are to hold it,
+    def _refuse_hole(self, key: tuple[str, int], count: int, offsets: int) -> None:
+        """Raise UsageError if only ``count`` of a queue's ``offsets`` (a number) have a unit and files are to hold it,
         whose units are one after the other. A light message queue (LMQ) in RocksDB may lack units."""
-        if self._plan.kind is not StoreKind.ROCKSDB and count < places and key[0] not in self._batch_topics:
+        if self._plan.kind is not StoreKind.ROCKSDB and count < offsets and key[0] not in self._batch_topics:
             raise UsageError(
-                f"consume queue {key[0]}/{key[1]} has no unit at {places - count} of its offsets, so that it cannot be "
-                "written to files",
+                f"consume queue {key[0]}/{key[1]} has no unit at {offsets - count} of its offsets, so that it cannot "
+                "be written to files",
                 hint="write the queues from the commitlog: tiered consumequeue build",
             )
 
@@ -362,7 +362,7 @@ class QueueProblems:
 
     @property
     def count(self) -> int:
-        """All problems."""
+        """The number of all problems."""
         return self.missing + self.wrong + self.extra
 
 
@@ -442,11 +442,11 @@ class _Check:
             self._found[topic, queue_id] = found
         last = units[-1]
         found.end = int(last["queue_offset"] + last["inner_num"])
-        first, places = (
+        first, offset_count = (
             int(units["queue_offset"][0]),
             int(last["queue_offset"] - units["queue_offset"][0]) + 1,
         )
-        stored = self._index.units(topic, queue_id, first, places)
+        stored = self._index.units(topic, queue_id, first, offset_count)
         # A unit of fewer bytes than a record only fills a gap.
         is_of_record = (stored["queue_offset"] <= last["queue_offset"]) & (stored["size"] >= RECORD_BYTES_MIN)
         stored = stored[is_of_record]
@@ -470,6 +470,7 @@ class _Check:
         A unit of fewer bytes than a record has only fills a gap and does not count."""
         found = self._found.setdefault((topic, queue_id), QueueProblems(topic, queue_id))
         at = self._index.min_offset(topic, queue_id)
+        # First the units before the records' offsets, then those behind them.
         for end in (found.begin, self._index.max_offset(topic, queue_id)):
             while at < end and len(units := self._index.units(topic, queue_id, at, _UNITS)):
                 units = units[units["queue_offset"] < end]

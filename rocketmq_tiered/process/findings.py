@@ -52,9 +52,9 @@ OBJECT_STORE = "object store"
 LOCAL_DISK = "local disk"
 KEY_RING = "key ring"
 BROKER_STORE = "broker store"
-"""Its directory, commitlog or files are not there."""
+"""The broker's store directory, its commitlog or its files are not there."""
 ARCHIVE = "archive"
-"""Not usable as it is: empty though it has been archived to."""
+"""The archive is not usable as it is: it is empty although it has been archived to."""
 
 
 class RunState(Enum):

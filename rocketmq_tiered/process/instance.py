@@ -67,7 +67,10 @@ class ArchiveMarker:
                 path: path.read_text("utf-8").strip() for path in self.path.parent.glob("begun-*")
             }
         except OSError as error:
-            raise UnavailableError(f"cannot read {self.path.parent}: {error.strerror or error}") from error
+            raise UnavailableError(
+                f"cannot read {self.path.parent}: {error.strerror or error}",
+                hint="let this user read the directory, or set process.state_dir to another one",
+            ) from error
         if self.path in url_by_marker:
             raise CatalogLostError(
                 f"{self._url} is empty, without catalog and objects, but this sidecar has archived to it before",

@@ -226,9 +226,9 @@ def _count_rows(lag: Lag, batch: LogBatch, table: QueueTable) -> None:
     inner = np.concatenate([columns.inner_num[:rows], np.ones(len(lmq), np.int32)])
     size = np.concatenate([columns.size[:rows], columns.size[parent]])
     stamp = np.concatenate([columns.store_timestamp[:rows], columns.store_timestamp[parent]])
-    present, first, place = np.unique(queue, return_index=True, return_inverse=True)
+    present, first, number = np.unique(queue, return_index=True, return_inverse=True)
     # Sums of floating-point weights are exact here: those of one batch are far below 2**53.
-    messages, sizes = np.bincount(place, inner), np.bincount(place, size)
+    messages, sizes = np.bincount(number, inner), np.bincount(number, size)
     for i, ordinal in enumerate(present.tolist()):
         if table.admitted[ordinal] == 1:  # the topic filter admits the queue
             counted = QueueLag(int(messages[i]), int(sizes[i]), int(stamp[first[i]]))

@@ -39,7 +39,7 @@ EXIT_NOT_DRAINED = 4
 OBSERVE_S = 5.0
 """Within this time a changed state is logged."""
 OBSERVE_START_S = 0.5
-"""The same while a start is not finished."""
+"""While a start is not finished, a changed state is logged within this time."""
 SETTLED_S = 60.0
 """After a job has run this long, the next outage starts with the shortest wait."""
 
@@ -84,7 +84,7 @@ class Surroundings(Protocol):
         """The settings, read again. Raises what reading them raises."""
 
     def apply(self, settings: Settings) -> None:
-        """These settings are in effect now."""
+        """Note that ``settings`` are in effect now."""
 
     def extended(self, report: StatusReport) -> StatusReport:
         """``report`` with what other parts of the process add."""

@@ -318,8 +318,8 @@ FIGURES = (
         "Bytes of keys that exceeded memory.",
     ),
     ("timers", GAUGE, "timers_pending", "pending", "Timers that are not handed over to the broker."),
-    ("timers", GAUGE, "timers_next_hour", "next_hour", "Of them, those delivered in this hour and the next."),
-    ("timers", GAUGE, "timers_postponed", "postponed", "Of the pending, those that the broker refuses."),
+    ("timers", GAUGE, "timers_next_hour", "next_hour", "Pending timers due in this hour and the next."),
+    ("timers", GAUGE, "timers_postponed", "postponed", "Pending timers that the broker refuses."),
     ("timers", GAUGE, "timers_refused", "refused", "Messages of the gateway topic that are not delivered."),
     ("timers", GAUGE, "timers_objects", "objects", "Objects of timers."),
     (
@@ -337,7 +337,7 @@ FIGURES = (
         "How late the newest 10,000 were handed over.",
     ),
     ("timers", COUNTER, "timers_delivered", "delivered", "Timers handed over."),
-    ("timers", COUNTER, "timers_found", "found", "Of them, those the broker already had after a failure."),
+    ("timers", COUNTER, "timers_found", "found", "Timers that the broker already had after a failure."),
     ("timers", COUNTER, "timers_cancelled", "cancelled", "Timers that were cancelled."),
     ("timers", COUNTER, "timers_dropped", "dropped", "Timers without their message."),
 )

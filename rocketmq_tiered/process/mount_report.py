@@ -209,7 +209,7 @@ class MountAdminSource(EventLoopSource):
                 sum(record.consumers for record in records),
             ),
             "lag_messages": ("messages not consumed by groups", sum(record.lag for record in records)),
-            "moves": ("brokers taken since the start", sum(node.mounted_count for node in nodes)),
+            "moves": ("times that a broker was mounted here", sum(node.mounted_count for node in nodes)),
             "unserved_brokers": (
                 "retired brokers that no node serves",
                 sum(row.state in (NOT_SERVED, LATE) for row in self.rows()),

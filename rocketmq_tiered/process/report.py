@@ -122,7 +122,7 @@ class StatusReport:
     hidden_messages: int = 0
     """Messages that log histories begun within gc.diverged_grace_ms have hidden."""
     compaction: CompactionStatus | None = None
-    """Its task, with figures. None if compaction.every_ms is 0, or from a catalog."""
+    """Figures of the compaction task. None if compaction.every_ms is 0, or if the report is made from a catalog."""
     key_compaction: KeyCompactionStatus | None = None
     timers: TimerStatus | None = None
     """None if this process delivers none."""

@@ -484,7 +484,8 @@ class ServingThread:
             service.open_archive(handlers.handlers, handlers.key)
         self._handlers = made
         logger.info(
-            "archive open for clients", extra={"archive": access.title, "version": access.state.version}
+            "the archive is open for clients",
+            extra={"archive": access.title, "version": access.state.version},
         )
 
 

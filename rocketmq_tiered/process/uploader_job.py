@@ -167,7 +167,7 @@ class Writer:
     abandons: int | None = None
     """So many objects of a lost archive may be abandoned for a new one."""
     standby: StandbyWatch | None = None
-    """None: no standby; never takes over without ``take_over``."""
+    """None: this process does not wait as a standby, and takes over only with ``take_over``."""
     retires: bool = False
     """Whether the archive is marked as that of a retired broker once all of its log is in it."""
     reads: Callable[[], int] = lambda: 0
@@ -257,9 +257,9 @@ class UploaderJob:
     def _add_compaction(
         self, settings: Settings, writer: Writer, metrics: StoreMetrics, opened: ExitStack
     ) -> None:
-        """Add the tasks that join small objects and that keep the latest message of each key, unless they are
-        disabled. They write in a process of their own, over connections and with a limit of their own, so that their
-        large requests delay no upload."""
+        """Add the tasks that join small objects and that keep the latest message of each key, unless they are disabled
+        or there is no state directory for temporary files. They write in a process and over connections of their own,
+        within the limits of compaction.* and not those of uploads, so that their large requests delay no upload."""
         in_memory = settings.archive.url.startswith("memory:")  # no other process can open it
         if writer.state_dir is None or not settings.compaction.every_ms or in_memory:
             return

@@ -22,10 +22,11 @@ from tiered.remoting.command import RemotingCommand, RequestCode
 _MULTI_TAGS = 0x2
 _COMPRESSION_TYPE = 0x700
 KEPT_FLAGS = SYS_COMPRESSED | _MULTI_TAGS | _COMPRESSION_TYPE
-"""Of sysFlag. Others say how a broker stored it: half or committed, IPv6 hosts, inner batch."""
+"""The bits of sysFlag that are sent. The others say how a broker stored the message: as half of a transaction, with
+IPv6 hosts, as a batch."""
 DROPPED_PROPERTIES = frozenset(
     {
-        # It would be delayed again, or be a timer again.
+        # With these the message would be delayed again, or be a timer again.
         "DELAY",
         "TIMER_DELAY_LEVEL",
         "TIMER_DELAY_SEC",
@@ -39,21 +40,21 @@ DROPPED_PROPERTIES = frozenset(
         "TIMER_DEL_UNIQKEY",
         "REAL_TOPIC",
         "REAL_QID",
-        # It would be half a transaction.
+        # With these it would be half a transaction.
         "TRAN_MSG",
         "PGROUP",
         "TRANSACTION_CHECK_TIMES",
         "TRAN_PREPARED_QUEUE_OFFSET",
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "__transactionId__",
-        # It would go to LMQs, to the queue of its priority, or be a batch.
+        # With these it would go to LMQs, to the queue of its priority, or be a batch.
         "INNER_MULTI_DISPATCH",
         "INNER_MULTI_QUEUE_OFFSET",
         "__LITE_TOPIC",
         "_SYS_MSG_PRIORITY_",
         "INNER_NUM",
         "INNER_BASE",
-        # The target's own; WAIT = false would confirm what is not stored yet.
+        # The target broker sets its own; with WAIT = false it would confirm a message before it is stored.
         "CLUSTER",
         "MSG_REGION",
         "TRACE_ON",

@@ -21,7 +21,7 @@ from tiered.private_directory import check_trusted_file
 from tiered.whole_file import file_error, save_whole
 
 REPEATS_MAX = 200
-"""Messages of a queue that are sent and not in the file: confirmed ones, and the one in flight."""
+"""At most so many sent messages of a queue are not in the file: confirmed ones, and the one in flight."""
 
 
 class Sending(NamedTuple):
@@ -55,7 +55,10 @@ class Position:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise UsageError(f"the position file {path} cannot be read: {error.strerror}") from error
+            raise UsageError(
+                f"the position file {path} cannot be read: {error.strerror}",
+                hint="name another file with --position, or let this user read it",
+            ) from error
         self._load(content)
 
     @property

@@ -156,7 +156,8 @@ class Sender:
         if now_s - self._logged_s >= LOG_EVERY_S and state.outcome is not None:
             self._logged_s = now_s
             logger.warning(
-                "no message is sent for now, the next attempt follows: %s", state.outcome.exception()
+                "a message was not sent and is sent again until the broker takes it: %s",
+                state.outcome.exception(),
             )
 
 
@@ -201,13 +202,15 @@ def send_failure(
     the message was sent to."""
     if answer.code in STORED:
         return None
-    said = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
+    reply_text = f"broker {broker.name} ({broker.address}): {answer.remark or f'code {answer.code}'}"
     if answer.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):
-        return ThrottledError(said)
+        return ThrottledError(reply_text)
     if is_refusal(answer):
-        return UsageError(said, hint=f"give the account in broker.credentials_file PUB on topic {topic}")
+        return UsageError(
+            reply_text, hint=f"give the account in broker.credentials_file PUB on topic {topic}"
+        )
     if answer.code == ResponseCode.SYSTEM_ERROR:
-        return BrokerFailedError(said)
+        return BrokerFailedError(reply_text)
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-        return NotFoundError(said, hint=f"create topic {topic} with mqadmin updateTopic")
-    return RefusedMessageError(said) if answer.code == _MESSAGE_ILLEGAL else UsageError(said)
+        return NotFoundError(reply_text, hint=f"create topic {topic} with mqadmin updateTopic")
+    return RefusedMessageError(reply_text) if answer.code == _MESSAGE_ILLEGAL else UsageError(reply_text)

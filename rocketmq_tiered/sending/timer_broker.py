@@ -24,7 +24,7 @@ FACTS_S = 30.0
 """What the broker can do, and its topics, are requested again after this."""
 GROUP = "tiered_timers"
 BATCH_MESSAGES, BATCH_S = 512, 0.05
-"""Messages that are sent before the next look at the rate, and their time at a low rate."""
+"""At most so many messages are sent at once; with a low rate, those that it allows in BATCH_S."""
 ANSWERS_MAX = 32
 SEARCH_SLACK_MS = 120_000
 """A timer may be handed over so much earlier than timers.ahead_ms before its time, by the broker's clock."""
@@ -168,7 +168,8 @@ class RemoteTimerBroker:
             if config.get("brokerRole") == "SLAVE":
                 raise UnavailableError(
                     f"broker {target.address} is a slave, which takes no messages",
-                    hint="set broker.address to the master, or deliver timers beside the master",
+                    hint="set broker.address to the master's address, or let the tiered run on the master's host "
+                    "deliver timers",
                 )
             has_wheel = config.get("timerWheelEnable") == "true"
             longest_ms = int(config.get("timerMaxDelaySec") or 259_200) * 1000 if has_wheel else 0
@@ -254,7 +255,7 @@ def _queue_of(broker: TargetBroker, send: TimerSend) -> TargetQueue:
 def _unreadable(topic: str, answer: RemotingCommand) -> UnavailableError:
     return UnavailableError(
         f"the broker does not return messages of topic {topic}: {answer.remark or answer.code}",
-        hint="allow the account in broker.credentials_file to pull them: so it is found out whether a timer was"
+        hint="allow the account in broker.credentials_file to pull them: only they show whether a timer was"
         " delivered already",
     )
 

@@ -2,11 +2,11 @@
 
     claim rows by a commit → read their messages → send them → the next claim says that they are over
 
-What a claim covers may have been sent by a process that ended, or without an answer: the broker is searched for the
-place of each first, once it has nothing to dispatch. So it is for timers that an earlier log history may have had, or
-that are older than a repair. A claim ends after CLAIM_S: a process that pauses sends nothing afterwards. What the
-broker refuses becomes an object of its own, which is held for RETRY_S, and so does its cancellation: they are read
-together. After timers.refused_ttl_ms it becomes an entry that is only listed.
+Timers of an unfinished claim may have been sent: by a process that ended, or without an answer. Each is first searched
+for at the broker, by its place, once the broker has dispatched all that it stored. The same is done for timers that an
+earlier log history may have had, or that are older than a repair. A claim ends after CLAIM_S: a process that paused for
+longer sends nothing. Timers that the broker refuses are written to an object of their own, which is read again after
+RETRY_S; so are their cancellations, as both must be read together. After timers.refused_ttl_ms they are only listed.
 """
 
 import logging
@@ -45,27 +45,29 @@ CLAIM_S = 6.0
 SETTLE_S = 2.0
 """After a connection ends, the broker may still store what it had received."""
 CLOCK_SKEW_MS_MAX = 300_000
-"""Of the clocks of the broker and of the writer."""
+"""The clocks of the broker and of the writer may differ by so much."""
 BATCH = 4096
 PENDING_EVERY_S = 10.0
 LATE_MS = 60_000
 """A warning names timers delivered later than this."""
 PROBLEM_CHARS = 400
-"""Of what a message, the log and the status say about one timer: clients choose names."""
+"""Characters of the text of one timer's problem in the log and the status: it has names that clients choose."""
 COUNT_PART_S, COUNT_SHARE = 0.2, 20
-"""Timers are counted for so long at once, and again after so many times as long as it took in all."""
+"""Timers are counted for COUNT_PART_S at a time. The next count begins after COUNT_SHARE times as long as a whole one
+takes."""
 LATE_SAMPLES = 10_000
 AHEAD_BYTES, AHEAD_FIRST, MESSAGE_BYTES = 64 << 20, 64, 512
-"""Of messages in memory, which are read for several claims: others lie between them. How many at first, and what one
-takes beside its record."""
+"""Memory for messages, which are read for several claims at once, as they lie in the same blocks; how many are read
+first; and the bytes that one takes beside its record."""
 CHUNK_S, CHUNK_MAX, DOUBT_CHUNK = 1.0, 1024, 256
-"""Messages that are sent before the claim is renewed; those in doubt are searched, one after the other."""
+"""Messages are sent in chunks, after which the claim is renewed: as many as CHUNK_S allows, and at most CHUNK_MAX, or
+DOUBT_CHUNK if each must be searched for at the broker."""
 Place = tuple[QueueKey, int]
 _NONE = Entries(np.zeros(0, ENTRY_DTYPE), (), ())
 
 
 FAN_IN = 16
-"""Objects of about one size that are merged into one: so many are read for each hour, times the number of sizes."""
+"""So many objects of about one size are merged into one."""
 MERGED_MAX = 1 << 22
 """Entries of a merged object: 80 MB."""
 STEP_MS = 60_000
@@ -137,7 +139,6 @@ class TimerDelivery:
         self._lateness_ms = deque[int](maxlen=LATE_SAMPLES)
         self.problem = ""
         self._due_ms = NEVER_MS
-        """When the earliest timer that is not handed over is due."""
         """Time of delivery of the first timer that is not handed over."""
         # Pending timers are counted in short turns: the count in progress, the time it took until now, when the next
         # one begins, and the result of the last one.
@@ -145,8 +146,8 @@ class TimerDelivery:
         self._counting_s, self._count_s = 0.0, 0.0
         self._pending, self._objects = TimerCounts(), 0
         self._finished: dict[str, TimerRef] = {}
-        """Entries that were dealt with, which the next commit is to say: the references it is to have, by object
-        key."""
+        """Objects whose entries were dealt with since the last commit: object key -> the reference that the next commit
+        is to contain."""
         self._postponed = _NONE
         """Entries that the broker refused, which the next commit puts into an object of their own."""
         self._held: set[str] = set()
@@ -414,7 +415,9 @@ class TimerDelivery:
             send = timer_send(message, int(timer["deliver_ms"]), self._judge, has_timers=has_timers)
             is_again = self._may_be_over(message)
             if is_again and not is_settled and not (is_settled := self._broker.is_settled()):
-                raise UnavailableError("the broker has not yet dispatched all that it received")
+                raise UnavailableError(
+                    "timers are delivered once the broker has dispatched all that it received"
+                )
             # A message is there twice if its log was put back and archived again in a later generation of the topic.
             if not (send.place in sends or ((is_doubt or is_again) and self._was_sent(send))):
                 sends[send.place] = send
@@ -447,7 +450,7 @@ class TimerDelivery:
         return True
 
     def _note(self, send: TimerSend) -> None:
-        """A message was handed over."""
+        """Count a message that was handed over."""
         self._sent.add(send.place)
         self.counts.delivered += 1
         self._lateness_ms.append(max(0, self._clock.wall_ms() - send.deliver_ms))

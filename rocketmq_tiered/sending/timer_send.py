@@ -25,7 +25,7 @@ class TimerSend:
 
     @property
     def key(self) -> str:
-        """What the broker finds it by, perhaps among others."""
+        """The unique key, by which the broker finds the message; others may have the same."""
         return self.message.properties[UNIQUE_KEY]
 
 

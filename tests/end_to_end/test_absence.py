@@ -361,7 +361,8 @@ def test_a_deleted_topic_is_not_shown_again_without_its_name(
     code, out, _ = run("repair", "--apply", place.url, *place.names)
     assert (
         code == 0
-        and "unknown: whether the broker has deleted 1 topic with 480 messages: t_compact_cold" in out
+        and "unknown: it is not known whether the broker has deleted 1 topic with 480 messages: t_compact_cold"
+        in out
     )
     assert load(store).state_objects["topics"] == state_key("topics", 2, 1, "abc")
 

@@ -96,7 +96,7 @@ class ProxyScene(ClientScene):
     def wait_until_serving(self, times: int = 1) -> None:
         """The archive is open for clients, for the ``times``-th time."""
         self.sidecar.wait_until_following(60)
-        wait_for(self.sidecar.log, '"archive open for clients"', times)
+        wait_for(self.sidecar.log, '"the archive is open for clients"', times)
 
     def _dialled(self, real: bool) -> str:
         return self.broker.name_server_address if real else self.address

@@ -47,7 +47,7 @@ def proxy(
                 lambda: sidecar.status().get("messages", 0) > 0 == sidecar.status().get("lagMessages"),
                 "not archived",
             )
-            wait_for(sidecar.log, '"archive open for clients"')
+            wait_for(sidecar.log, '"the archive is open for clients"')
             yield address, sidecar
         finally:
             if sidecar.process is not None and sidecar.process.poll() is None:

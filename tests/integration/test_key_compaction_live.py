@@ -113,7 +113,7 @@ def check_server(keyed: Keyed, address: str, cut: int, minimum: int) -> None:
 def test_broker_proxy_and_archive_give_the_same_view(keyed: Keyed, tmp_path: Path) -> None:
     sidecar = keyed.scene.sidecar
     sidecar.start()
-    wait_for(sidecar.log, '"archive open for clients"')
+    wait_for(sidecar.log, '"the archive is open for clients"')
     archive, address = None, ""
     cuts = 0, 0
     lagging: list[Reader] = []

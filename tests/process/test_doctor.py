@@ -247,7 +247,7 @@ def test_a_good_store_directory(subject: StoreSubject, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "fix"),
-    [(errno.EXDEV, "set pins.directory"), (errno.EPERM, "run as the user of the broker's files")],
+    [(errno.EXDEV, "set pins.directory"), (errno.EPERM, "run as the owner of the broker's files")],
 )
 def test_links_that_fail_name_the_reason(subject: StoreSubject, code: int, fix: str) -> None:
     def link(source: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Blocking client of one broker: its log offsets, replicas and tables, and any other request.
 
 Every call ends within its timeout or raises UnavailableError, after which the next call connects again. A code that
-the broker does not support returns None. Its own questions change nothing at the broker.
+the broker does not support returns None. Its own requests change nothing at the broker.
 
 Sources: RequestCode, AdminBrokerProcessor, HARuntimeInfo.
 """
@@ -22,7 +22,8 @@ from tiered.remoting.tls import TLS_WANTED, ClientTls, closed
 ADMIN_HINT = "set broker.credentials_file to a file with an administrator's account"
 _RECEIVE_BYTES = 256 * 1024
 IN_FLIGHT, WRITE_BYTES = 256, 1 << 20
-"""Of many requests: unanswered ones, and bytes that are written at once, except for a single larger request."""
+"""At most so many requests of one call wait for their responses, and so many bytes are written at once; a single larger
+request is written alone."""
 
 
 class BrokerClient:

@@ -250,9 +250,10 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 256 * 1024
 """The longest headers contain a message's properties, 32,767 characters, each encoded as up to six."""
 HEADER_FIELDS_MAX = 512
-"""The longest list of a broker, SEND_MESSAGE's, has fewer than 30."""
+"""The request with the most fields, SEND_MESSAGE, has fewer than 30."""
 HEADER_VALUES_MAX = 65_536
-"""Commas, those in the properties included. A list takes two bytes to write, but memory and time to make."""
+"""Limit of the commas in a header, those in the properties included: a list that is two bytes long in JSON takes much
+more memory, and time, when it is parsed."""
 DIALECT_BYTES_MAX = 1024
 """Limit of a header or request body that is not strict JSON: it takes a thousand times as long to parse. Clients write
 strict JSON."""
@@ -297,7 +298,7 @@ class SerializeType(IntEnum):
 
 
 _JSON, _ROCKETMQ = SerializeType.JSON, SerializeType.ROCKETMQ
-"""An enum lookup costs as much as a call."""
+"""Kept as names of this module, because looking them up in the enumeration costs as much as a call."""
 
 
 @dataclass(slots=True)

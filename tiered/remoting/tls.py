@@ -182,8 +182,7 @@ def _load_context(options: TlsOptions) -> ssl.SSLContext:
     if options.verify == NONE:
         context.verify_mode = ssl.CERT_NONE
     else:
-        # A server certificate may be trusted without its CA: those of RocketMQ servers are often self-
-        # signed.
+        # A server certificate may be trusted without its CA, as many of RocketMQ servers are self-signed.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _trust(context, options.ca)
     if options.certificate:

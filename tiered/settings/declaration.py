@@ -29,8 +29,8 @@ def setting(
     live: bool = False,
 ) -> Any:
     """A field of a settings dataclass that users can set, with its description (``meaning``) and inclusive limits; the
-    last word of the field's name is its unit. ``restart``: a changed value counts after a restart of the process only;
-    ``live``: it counts at once, while others restart the uploader inside the process."""
+    last word of the field's name is its unit. ``restart``: a change applies only after a restart of the process;
+    ``live``: it applies at once. A change of any other setting restarts the uploader inside the process."""
     rule = FieldRule(meaning, minimum, maximum, choices, restart, live)
     return field(default=default, metadata={"rule": rule})
 

@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MIN_ARCHIVED_MS = 72 * HOUR_MS
 DERIVED = -1
-"""A size that follows from another one."""
+"""Stands for a size that is computed from another setting."""
 
 
 @dataclass(frozen=True)
@@ -675,7 +675,7 @@ class ServeSettings:
         return found
 
     def proxy_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """``proxy_from``. Raises ValueError."""
+        """The networks of ``proxy_from``. Raises ValueError for a text that is none."""
         return tuple(ip_network(text) for text in self.proxy_from)
 
 

@@ -42,7 +42,8 @@ def abandon(store: ObjectStore, names: tuple[str, str], count: int | None, now_m
     repair.survey.state = state
     repair.quarantined = {info.key for info in infos}
     repair.unknown.append(
-        f"which messages are in the {counted(len(infos), 'object')} that --abandon set aside in quarantine"
+        f"it is not known which messages are in the {counted(len(infos), 'object')} that --abandon moved to "
+        "quarantine"
     )
     apply_repair(repair)
 

@@ -59,14 +59,14 @@ def adopt(
     left: dict[QueueKey, list[Span]] = (  # offsets for which no run was found yet
         {} if wanted is None else {queue: [*spans] for queue, spans in wanted.items()}
     )
-    taken: dict[QueueKey, list[_Taken]] = {}
+    taken: dict[QueueKey, list[_Taken]] = {}  # the rows that were adopted so far
     ranked = sorted(objects, key=lambda one: one.rank, reverse=True)
     every = [(one, number) for one in ranked for number in range(len(one.runs))]
     # Entries of LMQs come last: they need their messages.
     for one, number in sorted(every, key=lambda item: int(item[0].runs["kind"][item[1]]) == RunKind.LMQ):
         queue, run = one.queues[number], one.runs[number]
         spans = left.setdefault(queue, [(0, FOREVER)]) if wanted is None else left.get(queue, [])
-        others = [other for other in taken.get(queue, []) if other.overlaps(run)]
+        others = [other for other in taken.get(queue, []) if other.overlaps(run)]  # these must agree with it
         is_wanted = any(
             low < run["end_queue_offset"] and run["base_queue_offset"] < high for low, high in spans
         )

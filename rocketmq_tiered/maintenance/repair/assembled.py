@@ -61,7 +61,7 @@ def with_ends(store: ObjectStore, state: CatalogState) -> CatalogState:
 
 def _reaching(state: CatalogState, found: Sequence[tuple[QueueKey, np.void]]) -> CatalogState:
     """``state`` with the queues of the runs ``found``, new ones too, and with bounds and flags that include these runs.
-    Queues of an earlier generation of their topic are hidden. The runs themselves are not added."""
+    New queues of an earlier generation of their topic are hidden. The runs themselves are not added."""
     new = sorted({queue for queue, _ in found if state.row_of(queue) is None})
     table, directory = state.table.copy(), state.directory
     if new:

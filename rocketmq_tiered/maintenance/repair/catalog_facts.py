@@ -17,8 +17,8 @@ OUT_OF_CATALOG = (
     "minimum offsets by expiry: messages that had expired may be visible until they expire again",
     "reasons of gaps: tiered cat shows them as lost",
     "rules of topics and retention, and other settings: tiered run commits its own at its start",
-    "whether the newest upload was complete: if the broker still has its log, tiered verify --full shows no gap at the "
-    "end, else the messages after it are lost",
+    "it is not known whether the newest upload was complete: if the broker still has its log, tiered verify --full "
+    "shows no gap at the end, else the messages after it are lost",
 )
 
 
@@ -54,7 +54,8 @@ def unknown_tables(state: CatalogState) -> Iterator[str]:
     for table in TABLE_NAMES:
         if table not in state.state_objects:
             yield (
-                f"the broker's table {table}: tiered run beside the broker, or tiered backfill, archives it again"
+                f"the broker's table {table} is not in the archive: tiered run beside the broker, or tiered backfill, "
+                "archives it again"
             )
 
 
@@ -72,12 +73,14 @@ def unknown_without_root(store: ObjectStore, state: CatalogState) -> Iterator[st
     if deleted:
         messages, topics = counted(sum(deleted.values()), "message"), names_text(sorted(deleted))
         yield (
-            f"whether the broker has deleted {counted(len(deleted), 'topic')} with {messages}: {topics}; the broker's "
-            "newest archived table lacks them, and they are visible again; tiered expire --topic TOPIC --all erases one"
+            f"it is not known whether the broker has deleted {counted(len(deleted), 'topic')} with {messages}: "
+            f"{topics}; the broker's newest archived table lacks them, and they are visible again; tiered expire "
+            "--topic TOPIC --all erases one"
         )
     elif TOPICS not in state.state_objects:
         yield (
-            "which topics the broker has deleted: they are visible again; tiered expire --topic TOPIC --all erases one"
+            "it is not known which topics the broker has deleted: they are visible again; tiered expire --topic TOPIC "
+            "--all erases one"
         )
 
 

@@ -212,7 +212,7 @@ def apply_repair(repair: Repair) -> CatalogState:
         state = replace(state, chunks=(), pages=(*state.pages, *refs))
     root = RootRef(page_key("repair", version, epoch, nonce), version)
     actor = f"repair-{nonce}"
-    # Objects that are kept unused are never deleted; those that the repair uses are no longer garbage.
+    # Quarantined objects are kept for good; those that the repair uses are no longer garbage.
     kept_or_used = repair.quarantined | repair.used
     pending = {key: entry for key, entry in state.pending_deletions.items() if key not in kept_or_used}
     pending |= {
@@ -300,10 +300,12 @@ def _drop_unreadable(repair: Repair, report: VerifyReport) -> None:
         histories = ()
         if state.log_histories:
             repair.unknown.append(
-                "which messages were hidden when the broker's log was truncated or replaced: tiered ls --histories "
-                "no longer lists them"
+                "it is not known which messages were hidden when the broker's log was truncated or replaced: tiered ls "
+                "--histories no longer lists them"
             )
-            repair.survey.is_chain_whole = False  # it cannot be followed past their begins
+            repair.survey.is_chain_whole = (
+                False  # commits before the begin of a log history cannot be followed
+            )
     timers = tuple(ref for ref in state.timers if ref.key not in bad)
     for ref in state.timers:
         if ref.key in bad:
@@ -349,9 +351,9 @@ def _name_unknown(repair: Repair) -> None:
         repair.unknown += unknown_without_root(repair.store, repair.state)
     elif not repair.survey.is_whole:
         repair.unknown.append(
-            "what unreadable commits after catalog version "
-            f"{repair.survey.state.version} changed besides messages: hidden topics, minimum offsets, rules, timers; "
-            "tiered run hides deleted topics and commits its rules again"
+            f"it is not known what unreadable commits after catalog version {repair.survey.state.version} changed "
+            "besides messages: hidden topics, minimum offsets, rules, timers; tiered run hides deleted topics and "
+            "commits its rules again"
         )
 
 
@@ -424,7 +426,7 @@ def _fill(repair: Repair) -> None:
     elif not _has_unnamed_timers(repair, used.values()):
         repair.state = with_cursor_at(segments, repair.state, list(used.values()))
     named = referenced_by(repair.store, repair.state) if unnamed else KeySet(())
-    _set_aside(repair, [one for one in unnamed if one.key not in named])
+    _quarantine_unexplained(repair, [one for one in unnamed if one.key not in named])
     for queue, spans in _holes(repair.store, repair.state).items():
         repair.lost += [(queue, begin, end) for begin, end in spans]
     repair.state = with_lost(repair.state, repair.lost)
@@ -453,29 +455,28 @@ def _objects_of(repair: Repair, *, unnamed_only: bool) -> list[FoundObject]:
         if info.key not in named and info.key not in known
     )
     own: list[FoundObject] = []
-    strangers: list[FoundObject] = []
+    foreign: list[FoundObject] = []
     for info, one in found_objects(store, infos):
         if one is None:
             if unnamed_only or not state.version:
                 repair.quarantined.add(info.key)
                 repair.notes.append(
-                    f"the index at the end of {info.key} cannot be read: which messages it has is not known"
+                    f"the index at the end of {info.key} cannot be read, so that its messages are not known"
                 )
         elif not is_own(state, one):
-            strangers.append(one)
+            foreign.append(one)
         else:
             own.append(one)
-    for one in strangers:
+    for one in foreign:
         owner = f"{one.meta.cluster}/{one.meta.broker}"
         repair.unknown.append(
-            f"why {one.key}, an object of the archive {owner}, is here: it is left alone, with "
+            f"it is not known why {one.key}, an object of the archive {owner}, is here: it is left alone, with "
             f"{counted(one.messages, 'message')}; move it to "
             f"{archive_prefix(one.meta.cluster, one.meta.broker)}/{one.key}"
         )
-    if strangers and not own and not state.version:
+    if foreign and not own and not state.version:
         raise UsageError(
-            f"{store.url} has only objects of other archives, and nothing is changed: it is unknown "
-            f"{repair.unknown[-1]}",
+            f"{store.url} has only objects of other archives, and nothing is changed: {repair.unknown[-1]}",
             hint="move them, then run tiered repair with --cluster and --broker of that archive",
         )
     return own
@@ -510,9 +511,9 @@ def _missing_of(state: CatalogState, queue: QueueKey) -> list[Span]:
 def _may_be(
     repair: Repair, state: CatalogState, queue: QueueKey, one: FoundObject, rows: RowTable
 ) -> NDArray[np.bool_]:
-    """Which ``rows`` of ``queue`` in ``one`` a lost commit may have named. Not those beyond the queue's end if a part
-    of the log that the object's cycle covers is known to be archived by another one, or if a later writer has claimed
-    the archive and the newest commit is there: the log was cut before a commit named them."""
+    """Which ``rows`` of ``queue`` in the object ``one`` a lost commit may have named. A row beyond the queue's end was
+    not named if a commit that can be read covers its part of the log without it, or if a later writer has claimed the
+    archive and the newest commit can be read: then the object's upload was never committed."""
     row, meta, surveyed = state.queue(queue), one.meta, repair.survey
     is_cycle = meta.history_phys >= 0
     begins, ends = (meta.from_phys, meta.to_phys) if is_cycle else (rows.phys, rows.phys + 1)
@@ -531,7 +532,7 @@ def _may_be(
     return found
 
 
-def _set_aside(repair: Repair, unnamed: Iterable[FoundObject]) -> None:
+def _quarantine_unexplained(repair: Repair, unnamed: Iterable[FoundObject]) -> None:
     """Keep in quarantine those of the ``unnamed`` objects that the repaired state does not explain either."""
     after = replace(repair.state, version=repair.version, epoch=repair.epoch)
     for one in unnamed:

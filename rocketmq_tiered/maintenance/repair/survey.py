@@ -134,9 +134,9 @@ def _bridged(state: CatalogState, commit: Commit) -> CatalogState:
         if begin > end:
             gaps.append(np.array([(row, GapReason.LOST, end, begin)], GAP_DTYPE))
             table["end_queue_offset"][row] = begin
-        bytes_of = runs["base_byte"][runs["kind"] != RunKind.LMQ]
-        if len(bytes_of):
-            table["end_byte"][row] = bytes_of.min()
+        base_bytes = runs["base_byte"][runs["kind"] != RunKind.LMQ]
+        if len(base_bytes):
+            table["end_byte"][row] = base_bytes.min()
     return replace(
         state,
         version=place.version - 1,
@@ -192,7 +192,8 @@ def _number(store: ObjectStore, head: int, found: Survey) -> None:
     if found.version >= VERSION_END:
         raise UsageError(
             f"an object in {store.url} has catalog version {version} in its name, which is too large for an archive",
-            hint=f"move {catalog_key(head)}, or the page of that version, out of the archive, and repair again",
+            hint=f"move the object whose name has version {version} ({catalog_key(head)}, or an object below "
+            f"{PAGES_PREFIX}) out of the archive, then run tiered repair again",
         )
 
 

@@ -156,7 +156,7 @@ class RestoreSelection:
     absent_topics: Sequence[str] = ()
     """Topics that the consume queues of the store cannot have."""
     left: Mapping[QueueKey, KeptOffsets] = field(default_factory=dict)
-    """Of queues with LMQ entries that key compaction made sparse, the messages that are left."""
+    """The messages that are left in queues with LMQ entries from which key compaction dropped some."""
 
     def runs(self, page: Page) -> NDArray[np.bool_]:
         """Which runs of a catalog ``page`` may have rows that are restored."""
