@@ -136,7 +136,7 @@ T = TypeVar("T")
 DEFAULT_LIMIT = 64
 """Messages that a search by key returns."""
 MORE = 16
-"""So many times more are searched for the latest message if none had exactly its key."""
+"""If no message found has exactly the key, so many times more are searched for the latest one."""
 
 
 class ArchiveNames:

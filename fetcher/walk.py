@@ -65,7 +65,7 @@ class Span:
                 raise UsageError(f"{name} {value} is negative", hint="count from 0")
         for name in ("batch_messages", "batch_bytes"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} is less than 1")
+                raise UsageError(f"{name} {getattr(self, name)} is less than 1", hint="give 1 or more")
 
 
 def span_of(

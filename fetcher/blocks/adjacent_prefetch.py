@@ -129,7 +129,7 @@ class AdjacentPrefetch:
         return range(begin, end)
 
     def are_loading(self, keys: Iterable[tuple[BlockKey, int]]) -> None:
-        """These adjacent blocks, with their raw bytes, are being loaded."""
+        """Note that these adjacent blocks, with their raw bytes, are being loaded."""
         with self._lock:
             for key, raw_bytes in keys:
                 self._unread_bytes += raw_bytes - self._unread.get(key, 0)

@@ -74,6 +74,7 @@ def plan_gets(wanted: Sequence[Range], limits: CoalescingLimits) -> list[Planned
     plans: list[PlannedGet] = []
     first = 0
     length = wanted[-1].end - wanted[0].offset if wanted else 0
+    # Mostly the ranges follow each other without a gap, and one GET fetches them.
     is_one = 0 < length <= min(limits.piece_bytes, limits.get_bytes_max)
     if is_one and all(one.offset + one.length == other.offset for one, other in pairwise(wanted)):
         return [PlannedGet(wanted[0].offset, length, 0, len(wanted), 0)]
@@ -186,9 +187,8 @@ class BlockLoad:
         try:
             raise self.error
         finally:
-            del (
-                self
-            )  # the error's traceback refers to this frame: without this it would keep itself in memory
+            # The error's traceback refers to this frame: without this the error would keep itself in memory.
+            del self
 
 
 @dataclass(eq=False)
@@ -279,7 +279,7 @@ class BlockLoader:
 
     def __init__(
         self,
-        priorities: RequestScheduler,
+        scheduler: RequestScheduler,
         cache: BlockCache,
         budget: ByteBudget,
         *,
@@ -287,9 +287,9 @@ class BlockLoader:
         disk: DiskCache | None,
         limits: CoalescingLimits,
     ) -> None:
-        """``priorities`` sends the GETs in order of priority; ``decoding`` runs the tasks that check and decompress
+        """``scheduler`` sends the GETs in order of priority; ``decoding`` runs the tasks that check and decompress
         blocks; ``disk`` is None if no disk cache is configured."""
-        self._scheduler = priorities
+        self._scheduler = scheduler
         self._cache = cache
         self._budget = budget
         self._decoding = decoding

@@ -290,8 +290,8 @@ class MemoryAdmission:
         """Count a read that got no memory, and return its error."""
         self.refused += 1
         return MemoryShortError(
-            f"{key}: no memory for {cost_bytes} bytes, {self._budget.charged_bytes} of "
-            f"{self._budget.total_bytes} are held",
+            f"{key} cannot be read: there is no memory for {cost_bytes} bytes, as "
+            f"{self._budget.charged_bytes} of {self._budget.total_bytes} are in use",
             hint="retry later; raise fetch.memory_bytes if this happens often; "
             "keep copies of messages, bytes(message.data), rather than the messages",
         )

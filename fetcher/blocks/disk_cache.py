@@ -140,7 +140,7 @@ class DiskCache:
         pieces = [_header(key, stored), stored]
         if self._seals is not None:
             pieces = [self._seals.seal(key.object_key, b"".join(pieces))]
-            if not pieces[0]:
+            if not pieces[0]:  # the key to seal it with is missing
                 return
         temporary = self._path(f"{os.getpid()}-{next(self._numbers)}.tmp")
         try:

@@ -81,15 +81,15 @@ class IndexCache:
 
     def __init__(
         self,
-        priorities: RequestScheduler,
+        scheduler: RequestScheduler,
         budget: ByteBudget,
         *,
         decoding: DecodeQueue,
         bytes_max: int,
         clock: Clock,
     ) -> None:
-        """``bytes_max``: limit for all cached tails together. ``priorities`` sends the GETs in order of priority."""
-        self._scheduler = priorities
+        """``bytes_max``: limit for all cached tails together. ``scheduler`` sends the GETs in order of priority."""
+        self._scheduler = scheduler
         self._budget = budget
         self._decoding = decoding
         self._clock = clock

@@ -204,7 +204,7 @@ class SegmentSource:
             try:
                 return await Wait(load.future)
             finally:
-                del load  # see _blocks
+                del load  # an error's traceback refers to this frame, which would keep the load in memory
 
     async def blocks_at(
         self, index: SegmentIndex, run: int, numbers: Sequence[int], priority: Priority
@@ -258,16 +258,16 @@ class SegmentSource:
         adjacent blocks if the object is being read in order. Raises MemoryShortError and UsageError."""
         index, priority = read.index, read.priority
         charged_bytes = 0
-        may_reach = priority is not Priority.BACKGROUND
+        may_load_ahead = priority is not Priority.BACKGROUND
         try:
             while absent := self._look(read):
                 plan = self._loads.plan(index, index.spans_of_single_blocks(read.run, absent))
                 self._check_size(index, len(absent), plan.cost_bytes)
-                if may_reach:
-                    may_reach = False
-                    further = self._with_adjacent(read, absent)
-                    if further is not None and self._budget.try_charge(further.cost_bytes, Priority.PREFETCH):
-                        plan, charged_bytes = further, further.cost_bytes
+                if may_load_ahead:
+                    may_load_ahead = False
+                    larger = self._with_adjacent(read, absent)
+                    if larger is not None and self._budget.try_charge(larger.cost_bytes, Priority.PREFETCH):
+                        plan, charged_bytes = larger, larger.cost_bytes
                 if charged_bytes == 0 and self._budget.try_charge(plan.cost_bytes, priority):
                     charged_bytes = plan.cost_bytes
                 if charged_bytes < plan.cost_bytes:
@@ -286,7 +286,7 @@ class SegmentSource:
                             read.loads[load.span.first_block] = load
         finally:
             self._budget.release(charged_bytes)
-        if may_reach:
+        if may_load_ahead:
             self._prefetch_adjacent(read)
 
     def _look(self, read: _Read) -> list[int]:
@@ -328,7 +328,7 @@ class SegmentSource:
         read, so that no message is unreadable."""
         if count > 1 and cost_bytes > self._budget.total_bytes:
             raise UsageError(
-                f"{index.key}: {count} blocks need {cost_bytes} bytes at once, "
+                f"{index.key} cannot be read: {count} of its blocks need {cost_bytes} bytes at once, and "
                 f"fetch.memory_bytes is {self._budget.total_bytes}",
                 hint="read fewer at a time, or raise fetch.memory_bytes",
             )

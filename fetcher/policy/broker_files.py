@@ -181,7 +181,7 @@ class BrokerFiles:
             unit = queues.units(topic, queue_id, offset, 1) if offset < queue.max_offset else empty_units()
             phys = int(unit["phys"][0]) if _holds(unit, offset) else -1
             listed = log.files
-            list_until(log, phys)
+            list_until(log, phys)  # the message may be in a file that was not there yet
             if log.files is not listed:
                 queue = self._range(queues, topic, queue_id)
             is_record = phys >= 0 and log.file_at(phys) is not None
@@ -296,7 +296,9 @@ class BrokerFiles:
     def _warn_once(self, error: TieredError) -> None:
         if error.message not in self._warned and len(self._warned) < 100:
             self._warned.add(error.message)
-            logger.warning("cannot read the broker's files, pulls use the archive: %s", error)
+            logger.warning(
+                "the broker's files cannot be read, and pulls are read from the archive: %s", error
+            )
 
 
 def _holds(unit: Table, offset: int) -> bool:

@@ -95,7 +95,7 @@ class BrokerSide(Enum):
 
     READABLE = "readable"
     UNREADABLE = "unreadable"
-    """They exist but cannot be read now: consume queues in the RocksDB of a live broker, no permission."""
+    """The files exist but cannot be read now: consume queues in the RocksDB of a live broker, no permission."""
     AWAY = "away"
     """The broker is unreachable; its messages will be available again."""
     UNREPORTED = "unreported"

@@ -322,12 +322,12 @@ class ReadRouter:
         self.counters.fallbacks[f"{source.value} {reason}"] += 1
         if error is not None:
             logger.warning(
-                "%s queue %d offset %d: read from %s instead of %s",
+                "%s queue %d offset %d cannot be read from %s; what follows instead: %s",
                 plan.topic,
                 plan.queue_id,
                 plan.situation.offset,
-                step.value,
                 source.value,
+                step.value,
                 exc_info=error,
             )
 

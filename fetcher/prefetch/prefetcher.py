@@ -171,7 +171,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        ahead: RangeFetcher,
+        fetcher: RangeFetcher,
         catalog: CatalogView,
         settings: PrefetchSettings,
         *,
@@ -179,9 +179,9 @@ class Prefetcher:
         executor: Executor,
         clock: Clock,
     ) -> None:
-        """``ahead`` reads ranges into the block cache, in steps that ``executor`` runs. ``unread_s``: seconds after
+        """``fetcher`` reads ranges into the block cache, in steps that ``executor`` runs. ``unread_s``: seconds after
         which that cache drops blocks that no reader has used."""
-        self._reader = ahead
+        self._fetcher = fetcher
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
@@ -280,7 +280,7 @@ class Prefetcher:
         this prefetch, because the pull that comes to the range reads it again."""
         begin, end = part.begin, part.end
         try:
-            read = await self._reader.read(view, begin, end, message_filter)
+            read = await self._fetcher.read(view, begin, end, message_filter)
         except TieredError:
             # The error is not hidden: a pull of these offsets meets it as well, if it persists.
             self._failed(reader, part)

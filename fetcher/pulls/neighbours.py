@@ -36,13 +36,13 @@ from tiered.model.tables import RunKind, begins, picked, positions
 ROWS_MAX = 4096
 """Longer queues are read alone, which takes little time for each of their rows."""
 QUEUES_MIN = 4
-"""So many at once are worth it; two queues in order may be chance."""
+"""Fewer queues are not read together: that two are read in order may be chance."""
 QUEUES_MAX = 4096
 SKIPPED_MAX = 64
 """Readers that take queues side by side come to them nearly in order, and pass long ones."""
 BYTES_MAX = 64 * 1024 * 1024
 PULLED_BYTES_MAX = 16 * 1024 * 1024
-"""For consumers, of whom one waits until all are read."""
+"""The limit for pulls of consumers, as one of them waits until all queues are read."""
 MEMORY_SHARE = 8
 """At most this part of the memory for reading holds messages of neighbours."""
 ROW_BYTES = 44
@@ -67,16 +67,17 @@ class TogetherRead:
         table = state.table[state.directory.rows(page.queues, len(state.table))]
         number = runs["queue"].astype(np.int64)
         base, end = runs["base_queue_offset"], runs["end_queue_offset"]
-        is_first = np.diff(number, prepend=-1) > 0
+        is_first = np.diff(number, prepend=-1) > 0  # of its queue
         first = np.flatnonzero(is_first)
+        # Whether a run follows the one before it without a gap; the first one begins at the queue's minimum or below.
         follows = np.where(is_first, base <= table["min_queue_offset"][number], base == np.roll(end, 1))
         follows &= (runs["kind"] == RunKind.PLAIN) & (runs["first_row"] == 0)
         rows, sizes = (np.add.reduceat(runs[name], first) for name in ("rows", "byte_count"))
         is_whole = np.logical_and.reduceat(follows, first) & (rows <= ROWS_MAX)
         is_whole &= end[np.append(first, len(runs))[1:] - 1] == table["end_queue_offset"]
-        is_near = np.cumsum(np.where(is_whole, sizes, 0)) <= bytes_max
-        is_whole &= is_near
-        self.queues = page.queues[: int(is_near.sum())]
+        fits = np.cumsum(np.where(is_whole, sizes, 0)) <= bytes_max
+        is_whole &= fits
+        self.queues = page.queues[: int(fits.sum())]
         self._runs = picked(runs, is_whole[number])
         self._bytes, self._rows = begins(self._runs["byte_count"]), begins(self._runs["rows"])
         self._of_queues = begins(np.where(is_whole, rows, 0)).tolist()
@@ -122,17 +123,19 @@ class TogetherRead:
         at = positions(self._rows[which], runs["rows"])
         for name, column in self._columns.items():
             column[at] = getattr(rows, name)
+        # Where each record begins in the decompressed bytes of the object, and the block that has it.
         raw = index.bounds.run_raw[runs["ordinal"]][rows.part] + rows.position
         block_raw = index.bounds.block_raw
         block = np.searchsorted(block_raw, raw, side="right") - 1
         numbers, of = np.unique(block, return_inverse=True)
         blocks = await source.blocks_at(index, run, numbers.tolist(), Priority.USER)
+        # The blocks are joined: how far each is moved by that. Records of one run in one block are copied as one piece.
         shift = begins(np.array([len(data) for data in blocks]))[:-1] - block_raw[numbers]
         pieces = np.flatnonzero(np.diff(rows.part, prepend=-1) | np.diff(block, prepend=-1))
         sizes = np.add.reduceat(rows.size, pieces, dtype=np.int64)
         target = (self._bytes[which][rows.part] + rows.position)[pieces].astype(np.int32)
         if (rows.size < 1).any() or (raw[pieces] + sizes > block_raw[block[pieces] + 1]).any():
-            raise CorruptionError(f"{key}: rows do not fit their blocks")
+            raise CorruptionError(f"{key} is damaged: rows of its index do not fit its blocks")
         copy_to(np.concatenate(blocks), (raw + shift[of])[pieces], sizes, target, self._data)
 
 
@@ -151,6 +154,7 @@ class Neighbours:
         self._ready: tuple[int, dict[QueueKey, MessageBatch]] = 0, {}
         """The messages that were read together, by queue, and the log history they belong to."""
         self._loading: tuple[range, Future[None]] | None = None
+        """The numbers of the group of queues that is being read together, and when it has been."""
         budget.add_reclaimer(self._reclaim)
 
     def _reclaim(self, _needed_bytes: int, priority: int) -> None:
@@ -164,15 +168,15 @@ class Neighbours:
         if self._order[0] is not view.state or not self._order[1]:
             queues = view.state.visible_queues()
             self._order = view.state, {queue: number for number, queue in enumerate(queues)}
-        number, places = self._order[1].get(view.queue, -1), range(0)
+        number, group = self._order[1].get(view.queue, -1), range(0)
         begins_here = pulled is None or offset == view.min_offset
         # A queue of the group that is being read, or shortly behind it, waits, as the next group begins with it.
         while begins_here and (loading := self._loading) is not None:
-            places = loading[0]
-            if not places.start <= number < places.stop + SKIPPED_MAX:
+            group = loading[0]
+            if not group.start <= number < group.stop + SKIPPED_MAX:
                 break
             await Wait(loading[1])
-        is_unread = number >= 0 and number not in places and view.queue not in self._ready[1]
+        is_unread = number >= 0 and number not in group and view.queue not in self._ready[1]
         if begins_here and is_unread:
             await self._load(view.state, number, BYTES_MAX if pulled is None else PULLED_BYTES_MAX)
         history, ready = self._ready
@@ -197,11 +201,11 @@ class Neighbours:
             self._next = number + 1
             if self._count < QUEUES_MIN or self._loading is not None:
                 return
-            places, future = range(number, number + self._count), new_future()
-            self._loading = places, future
+            group, future = range(number, number + self._count), new_future()
+            self._loading = group, future
         count, ready = 1, {}
         try:
-            queues = list(islice(self._order[1], places.start, places.stop))
+            queues = list(islice(self._order[1], group.start, group.stop))
             bytes_max = min(self._budget.total_bytes // MEMORY_SHARE, bytes_max)
             page = await self._catalog.runs_of_queues(state, queues)
             together = TogetherRead(page, state, bytes_max)

@@ -88,7 +88,7 @@ async def scan_instead(
     segments = await unindexed_segments(source, state, hashes, times, instead=ref)
     if len(segments) > SEGMENTS_INSTEAD_MAX:
         raise error
-    logger.warning("reading %s segments instead of a damaged index file: %s", len(segments), error)
+    logger.warning("%s segments are read instead of a damaged index file: %s", len(segments), error)
     return (await _scan_all(source, segments, hashes, times))[topic]
 
 
@@ -222,8 +222,7 @@ def _memory_page(state: CatalogState, instead: IndexRef | None) -> Page:
     return sorted_page(state.queue_keys, memory)
 
 
-"""Candidates whose blocks are read side by side."""
-ITEMS_MIN = 64
+ITEMS_MIN = 64  # a search of the key index asks for at least this many entries
 NO_LIMIT = 1 << 62
 
 

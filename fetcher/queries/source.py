@@ -288,7 +288,9 @@ class QuerySource:
             answer = self._reader.submit_get(ref.key) if part is None else self._reader.submit(*part)
             found = decode_catalog_page(await Wait(answer), source=source)
             if len(found.chunk.runs) != ref.runs:
-                raise CorruptionError(f"{source}: {len(found.chunk.runs)} runs, the catalog says {ref.runs}")
+                raise CorruptionError(
+                    f"{source} has {len(found.chunk.runs)} runs, but the catalog says {ref.runs}"
+                )
             self._kept.put(ref.key, "page", found, found.nbytes)
         self._pages[ref.key] = found
         return found

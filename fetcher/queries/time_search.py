@@ -76,7 +76,7 @@ class QueueTimes:
         """The times of ``queue`` at ``state``, whose runs are ``chunk``. Raises NotFoundError for an unknown queue."""
         row = state.queue(queue)
         if row is None:
-            raise NotFoundError(f"{queue} is not in the archive")
+            raise NotFoundError(f"{queue} is not in the archive", hint="tiered ls lists the queues")
         low, high = int(row["min_queue_offset"]), int(row["end_queue_offset"])
         gaps = QueueGaps(state.gaps_of(queue))
         file_rows = recorded_facts(state).consume_queue_file_bytes // UNIT_BYTES or FILE_ROWS
@@ -227,8 +227,8 @@ class _PlainSearch:
         runs, gaps = self._times.chunk.runs, self._times.gaps
         while True:
             number = self._times.number_at(offset)
-            place = "base_queue_offset" if step < 0 else "end_queue_offset"
-            edge = int(runs[place][number]) - (step > 0)
+            bound_name = "base_queue_offset" if step < 0 else "end_queue_offset"
+            edge = int(runs[bound_name][number]) - (step > 0)
             if runs["min_store_timestamp"][number] != runs["max_store_timestamp"][number]:
                 columns = await self._columns_of(number)
                 row = _row_of(columns, offset)
@@ -526,7 +526,7 @@ class TimeReader:
     def _view(self, state: CatalogState, queue: QueueKey) -> QueueView:
         view = self._catalog.view(state, queue)
         if view is None:
-            raise NotFoundError(f"{queue} is not in the archive")
+            raise NotFoundError(f"{queue} is not in the archive", hint="tiered ls lists the queues")
         return view
 
     def _open(self, key: str, size_bytes: int, tail_bytes: int, ordinal: int) -> Awaitable[SegmentIndex]:

@@ -34,7 +34,7 @@ class BlockSource(Protocol):
         ...
 
     def index_in_memory(self, key: str, ordinal: int) -> SegmentIndex | None:
-        """The same, or None if it must be requested."""
+        """The decoded tail if it is in memory; None if it must be requested."""
         ...
 
     def block_in_memory(self, object_key: str, number: int) -> Block | None:

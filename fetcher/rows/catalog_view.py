@@ -308,7 +308,7 @@ class CatalogView:
             state = await self.refreshed()
             self.retries += 1
         if queue is not None and state.queue(queue) is None:
-            raise NotFoundError(f"{queue} is not in the archive")
+            raise NotFoundError(f"{queue} is not in the archive", hint="tiered ls lists the queues")
         try:
             return await reading(state)
         except NotFoundError as error:

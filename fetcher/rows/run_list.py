@@ -94,7 +94,7 @@ class RunList:
 
     @property
     def nbytes(self) -> int:
-        """Memory buffered, about."""
+        """Memory used, about."""
         return 512 + sum(part.nbytes for part in self._parts)
 
     def extended(self, chunk: RunChunk) -> RunList:

@@ -166,8 +166,8 @@ class RunRows:
             self.end = place.end  # key compaction may have dropped messages behind the last row
         if not self._fit(span.end_row < place.rows):
             raise CorruptionError(
-                f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fit "
-                f"{_name(span)} [{span.offset}, {span.offset + span.length})"
+                f"{index.key}: rows {span.first_row} to {span.end_row} of run {place.ordinal} do not fill "
+                f"{_name(span)}, bytes {span.offset} to {span.offset + span.length} of the object"
             )
 
     def _fit(self, is_continued: bool) -> bool:

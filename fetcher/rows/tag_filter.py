@@ -51,7 +51,9 @@ def properties_bytes(record: memoryview) -> bytes:
             f"the properties of a record of {len(record)} bytes cannot be found: {error}"
         ) from error
     if min(body_bytes, topic_bytes, size) < 0 or at + 2 + size != len(record):
-        raise CorruptionError(f"properties of {size} bytes at byte {at} do not end a record of {len(record)}")
+        raise CorruptionError(
+            f"a record of {len(record)} bytes does not end with its properties, {size} bytes from byte {at + 2} on"
+        )
     return bytes(record[at + 2 :])
 
 

@@ -181,7 +181,7 @@ class ExportProgress:
         try:
             return _decoded(data, f"{self._store.url}/{key}")
         except (zstandard.ZstdError, ValueError) as error:
-            raise CorruptionError(f"{self._store.url}/{key}: damaged: {error}") from error
+            raise CorruptionError(f"{self._store.url}/{key} is damaged: {error}") from error
         except MemoryError:
             raise out_of_memory(f"{self._store.url}/{key}") from None
 
@@ -191,13 +191,13 @@ def _decoded(data: bytes, source: str) -> dict[str, Any]:
     if it is not an object or claims too many bytes, and what MemoryBound and zstandard raise."""
     memory, raw_bytes = MemoryBound(len(data), LARGE, source), zstandard.frame_content_size(data)
     if not 0 <= raw_bytes <= RAW_BYTES_MAX:
-        raise ValueError(f"claims {raw_bytes} bytes")
+        raise ValueError(f"it says that it has {raw_bytes} bytes")
     memory.charge(raw_bytes, "document")
     text = zstandard.ZstdDecompressor().decompress(data, max_output_size=raw_bytes)
     memory.charge_json(text, "document")
     document: dict[str, Any] = orjson.loads(text)
     if not isinstance(document, dict):
-        raise ValueError("not an object")
+        raise ValueError("it is not a JSON object")
     return document
 
 

@@ -62,7 +62,7 @@ class _StoredFile(InputFile, OutputFile):
         return io.BufferedReader(_Reader(self._store, self._key, len(self)), READ_BYTES)
 
     def delete(self) -> None:
-        """It is gone afterwards."""
+        """Delete it."""
         self._store.delete([self._key])
 
     def to_input_file(self) -> InputFile:

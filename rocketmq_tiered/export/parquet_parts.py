@@ -39,9 +39,9 @@ ROW_GROUP_BYTES = 16 << 20
 _ESCAPED = re.compile(r"[^A-Za-z0-9._-]")
 """Characters that are escaped in names of partition directories; Spark and Hive understand any that is."""
 DIRECTORY_BYTES_MAX = 255
-"""Of the name of a directory, in most file systems."""
+"""The longest name of a directory in most file systems."""
 TRIES = 3
-"""Requests to write a file, which may be repeated."""
+"""A request to write a file is sent at most so many times."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _File:
 
 
 def readable_as_umask(options: StoreOptions) -> StoreOptions:
-    """``options`` for files that those read whom the umask lets, as files of other programs; never encrypted."""
+    """``options`` for files that the same users may read as files of other programs, by the umask; never encrypted."""
     umask = os.umask(0o077)
     os.umask(umask)
     readers = "owner" if umask & 0o040 else "group" if umask & 0o004 else "all"

@@ -22,7 +22,7 @@ from rocketmq_tiered.message_table.options.predicate import (
 from tiered.model.dates import DATES_BEGIN_MS, DATES_END_MS
 
 _METADATA_AT = 2 * ctypes.sizeof(ctypes.c_void_p)
-"""In ArrowSchema of Arrow's C data interface: behind ``format`` and ``name``."""
+"""Where ArrowSchema of Arrow's C data interface has the metadata: behind ``format`` and ``name``."""
 _TURNED = {
     "equal": "equal",
     "not_equal": "not_equal",
@@ -142,8 +142,8 @@ def _condition(call: Any, names: Mapping[str, str]) -> Predicate:
 
 def _bounds(literal: Any, *, is_time: bool) -> tuple[int, int] | None:
     """The two integers next to a literal of a condition, or for a time the two milliseconds since the epoch: the
-    largest not above it and the smallest not below it. None if the literal is of another type, or no time between the
-    first and the last date: as these, store timestamps are shown that have no date, from damage."""
+    largest not above it and the smallest not below it. None if the literal is of another type, or if it is a time not
+    between the first and the last date: damaged store timestamps that have no date are shown as one of these."""
     kind = literal.type
     if not literal.is_valid or (pa.types.is_timestamp(kind) and kind.tz is not None) != is_time:
         return None

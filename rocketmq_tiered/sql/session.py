@@ -38,16 +38,19 @@ MEMORY_BYTES = 512 << 20
 merge what they spilled: a sort of 500,000 messages of 1 KiB fails with half of it, or without that bound."""
 SMALL_STEPS = "PRAGMA verify_parallelism"
 """Lets DuckDB merge what a sort spilled by 2,048 rows at a time. By default each thread has 122,880 rows in memory,
-which is more than all memory if they are whole messages. Can only be said before settings are locked."""
+which is more than all memory if they are whole messages. It can only be set before CLOSED locks the settings."""
 CURSORS = 16
-"""Connections that are made before that, for the first threads that ask: sorts in others need more memory."""
+"""So many connections are made before the settings are locked, for the first threads. Sorts in later ones need more
+memory."""
 GROUP_BYTES = 16 << 20
-"""Of a row group of Parquet that COPY writes, unless it says what they have: DuckDB's has 122,880 rows in memory."""
+"""The size of a row group in Parquet files that COPY writes, unless the statement sets one: DuckDB's default of 122,880
+rows takes too much memory."""
 THREADS_MAX = 2
 END_ROWS, END_GROWTH = 64, 16
-"""Offsets, or ms, from the end of a topic in which its last rows are looked for, and how much more each next time."""
+"""The last rows of a topic are looked for in so many offsets, or ms, before its end; if there are fewer, in END_GROWTH
+times as many each next time."""
 Parameters = Sequence[Any] | Mapping[str, Any] | None
-"""Of a statement: for ``?`` and ``$1``, or for ``$name``."""
+"""The parameters of a statement: a list for ``?`` and ``$1``, or a mapping for ``$name``."""
 ALL_TOPICS = "messages"
 """The table of all topics, unless a topic has its name."""
 CLOSED = """SET enable_external_access = false;
@@ -69,8 +72,8 @@ class _Cursor:
 
 
 class SqlSession:
-    """Statements on the topics of one archive, from any threads, which share tables but temporary ones. Close it before
-    the archive; then its relations fail."""
+    """Statements on the topics of one archive, from any threads, which share all tables except temporary ones. Close it
+    before the archive; then its relations fail."""
 
     def __init__(
         self,
@@ -113,14 +116,16 @@ class SqlSession:
     def execute(
         self, statement: str | duckdb.Statement, parameters: Parameters = None
     ) -> duckdb.DuckDBPyConnection:
-        """Run a statement, whose rows are then fetched; those of the one before are not. Raises as ``errors``."""
+        """Run a statement and return the connection from which its rows are fetched; rows of the statement before can
+        no longer be. Raises what ``errors`` raises."""
         self._own().connection.abort()
         return self._run(statement, parameters, lambda own, text, given: own.execute(text, given))
 
     def query(
         self, statement: str | duckdb.Statement, parameters: Parameters = None
     ) -> duckdb.DuckDBPyRelation:
-        """The result, read when it is fetched, with ``parameters`` at once. Raises as ``errors``."""
+        """The result as a relation, which is read when it is fetched, or at once if there are ``parameters``. Raises
+        what ``errors`` raises."""
 
         def related(own: duckdb.DuckDBPyConnection, text: str, given: Parameters) -> duckdb.DuckDBPyRelation:
             """The result of a statement as a relation; if a table is missing, the error is raised with DuckDB's full
@@ -135,7 +140,7 @@ class SqlSession:
         return self._run(statement, parameters, related)
 
     def _own(self) -> _Cursor:
-        """The thread's. Views and settings are a connection's."""
+        """The cursor of this thread, made at its first statement: views and settings belong to one connection."""
         own: _Cursor | None = getattr(self._local, "cursor", None)
         if own is None:
             with self._lock:
@@ -153,7 +158,9 @@ class SqlSession:
         parameters: Parameters,
         run: Callable[[duckdb.DuckDBPyConnection, str, Parameters], T],
     ) -> T:
-        """Run again while DuckDB misses a table that is a topic, which then is one: there may be 100,000s."""
+        """Run the statements before the last one, and return what ``run`` returns for the last. Where DuckDB misses a
+        table that is a topic, a view of the topic is made and the statement is run again: there may be 100,000s of
+        topics, so that not all have views."""
         own = self._own()
         parts = self.statements(statement) if isinstance(statement, str) else [statement]
         *before, text = [one.query for one in parts] or [""]
@@ -164,15 +171,16 @@ class SqlSession:
             text, parameters = _MADE, [[topic for same in self._names.values() for topic in same]]
         tried = set[str]()
         with self.errors(text), self._copied(text) as copied:
-            asked = self._planned(own, copied, parameters)
+            planned = self._planned(own, copied, parameters)
             while True:
                 try:
-                    return run(own.connection, asked, parameters)
+                    return run(own.connection, planned, parameters)
                 except duckdb.CatalogException as error:
-                    asked = self._with_topic(own, asked, error, tried)
+                    planned = self._with_topic(own, planned, error, tried)
 
     def _planned(self, own: _Cursor, text: str, parameters: Parameters) -> str:
-        """``text`` as it reads less: with ranges of times, or of the last rows of a topic only."""
+        """The statement ``text``, changed if possible so that it reads less: ranges of times are added to its
+        conditions, or its topic is replaced by a view of the topic's end if it is for the last rows."""
         tree = orjson.loads(self._called("json_serialize_sql(?::VARCHAR)", text))
         if add_ranges(tree, self._parsed):
             return self._called("json_deserialize_sql(?::JSON)", orjson.dumps(tree).decode())
@@ -192,15 +200,16 @@ class SqlSession:
             view = self._viewed(
                 own, f"{last.table} #{uuid4().hex}", self._same(last.table)[0], column >= end - width
             )
-            asked = _renamed(text, last.location, last.table, view)
+            shortened = _renamed(text, last.location, last.table, view)
             try:
                 # The hash needs all columns: the scan keeps what it read of them for the statement itself.
-                counted = f"SELECT count(*), bit_xor(hash(x)) FROM ({asked.rstrip('; ')}\n) AS x"  # nosec B608 - the user's
+                # The user's own statement is counted.
+                counted = f"SELECT count(*), bit_xor(hash(x)) FROM ({shortened.rstrip('; ')}\n) AS x"  # nosec B608
                 found = own.connection.execute(counted, parameters).fetchall()
             except duckdb.Error:  # as the statement itself will say
                 return text
             if found[0][0] == last.rows:
-                return asked
+                return shortened
             own.connection.unregister(view)
             width *= END_GROWTH
         return text
@@ -229,7 +238,8 @@ class SqlSession:
         return view
 
     def _note_topics(self, own: _Cursor) -> None:
-        """Know the topics that are new, and forget views whose names are no longer of one topic."""
+        """Read the names of topics again if the archive has changed, and drop views whose name no longer means one
+        topic."""
         with self._lock:
             if self._access.state.version != self._version:
                 self._version, names = self._access.state.version, dict[str, list[str]]()
@@ -242,7 +252,8 @@ class SqlSession:
             del own.views[view]
 
     def _same(self, name: str) -> list[str]:
-        """The topics that DuckDB takes for ``name``; all topics have no name."""
+        """The topics whose names DuckDB takes for ``name``, in upper or lower case; an empty one stands for all
+        topics."""
         return self._names.get(name.lower(), [""] if name.lower() == ALL_TOPICS else [])
 
     def _with_topic(self, own: _Cursor, text: str, error: duckdb.Error, tried: set[str]) -> str:
@@ -298,7 +309,8 @@ class SqlSession:
             raise UsageError(f"{target} exists and is not a file", hint="COPY to a new name")
 
     def _place(self, written: Path, target: Path) -> None:
-        """Beside the target first, as the spill directory may be on another disk."""
+        """Move the file ``written`` beside ``target``, as it may be on another disk, and then replace the target at
+        once."""
         try:
             with tempfile.TemporaryDirectory(prefix=".tiered-sql-", dir=target.parent) as beside:
                 self._beside = beside
@@ -319,7 +331,8 @@ class SqlSession:
         self._spill.cleanup()
 
     def abandon(self) -> None:
-        """Delete temporary files while a statement runs, which cannot make more of them. The process must end then."""
+        """Delete temporary files although a statement may run, which cannot make more of them then. The process must
+        end afterwards."""
         for path in (self._spill.name, self._beside):
             while path and os.path.lexists(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -331,8 +344,8 @@ class SqlSession:
 
     @contextmanager
     def errors(self, text: str = "") -> Iterator[None]:
-        """DuckDB's errors as this program's: what reading the archive raised, NotFoundError for a topic, UsageError.
-        ``text`` is the statement."""
+        """Turn DuckDB's errors in the statement ``text`` into this program's: the error with which reading the archive
+        failed, NotFoundError for a missing topic, or UsageError."""
         self._own().failure = None
         try:
             yield
@@ -357,10 +370,10 @@ class SqlSession:
         hint = ""
         if isinstance(error, duckdb.OutOfMemoryException):
             message = message.partition(" Possible solutions")[0]
-            hint = "SET memory_limit = '2GB' gives it more"
+            hint = "SET memory_limit = '2GB' gives DuckDB more memory"
         elif isinstance(error, duckdb.PermissionException):
             hint = (
-                "--allow-files, or Archive.session(allow_files=True), opens files and networks to statements"
+                "--allow-files, or Archive.session(allow_files=True), lets statements use files and networks"
             )
         elif isinstance(error, duckdb.ParserException):
             hint = self._how_to_quote(text, int(details.get("position", -1)))

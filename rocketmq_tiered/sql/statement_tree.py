@@ -1,4 +1,4 @@
-"""What a SELECT asks that DuckDB does not tell a scan, from DuckDB's own tree of the statement. Pure.
+"""Finds in DuckDB's own tree of a SELECT what DuckDB does not pass on to a scan. Pure.
 
 Conditions on the day of a time, and the last rows of one topic. Places are bytes of the statement's text.
 """
@@ -13,12 +13,12 @@ ROWS_MAX = 10_000
 DAYS_MAX = 64
 """Days of one condition whose ranges are written out."""
 _VARIES = re.compile(rb'"(SUBQUERY|WINDOW|random|gen_random_uuid|uuid|uuidv4|uuidv7|nextval)"')
-"""In a tree whose value may differ, or whose effects add up, when it is evaluated twice."""
+"""A tree that contains one of these may have another value, or another effect, when it is evaluated a second time."""
 _FIRST, _END = "day::DATE::TIMESTAMPTZ", "(day::DATE + 1)::TIMESTAMPTZ"
 _WITHIN = f"time >= {_FIRST} - INTERVAL 3 HOUR", f"time < {_END} + INTERVAL 3 HOUR"
 """Both are true of each time from one day to another, and of some hours more, as time zones repeat and skip hours."""
 _OUTSIDE = f"time < {_FIRST} + INTERVAL 3 HOUR", f"time >= {_END} - INTERVAL 3 HOUR"
-"""One is true of each other time."""
+"""For each other time one of these is true."""
 Node = dict[str, Any]
 
 

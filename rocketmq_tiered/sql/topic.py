@@ -81,7 +81,7 @@ def snake_case(name: str) -> str:
 
 
 TABLE_NAMES = {snake_case(name): name for name in _SHOWN}
-"""Name in SQL -> name in the message table, but ``json``."""
+"""Name in SQL -> name in the message table, for all columns except ``json``."""
 SCHEMA = pa.schema(
     [
         *(
@@ -94,7 +94,7 @@ SCHEMA = pa.schema(
 
 
 def checked(names: Sequence[str] | None) -> list[str]:
-    """The named columns in this order; all without names. Raises UsageError for an unknown or repeated one."""
+    """The columns ``names`` in this order; None means all. Raises UsageError for an unknown or repeated one."""
     chosen = list(SCHEMA.names if names is None else names)
     for number, name in enumerate(chosen):
         if name not in SCHEMA.names:
@@ -107,14 +107,15 @@ def checked(names: Sequence[str] | None) -> list[str]:
 KEYS_MAX = 64
 """Keys of a condition, each in each of its topics, that are looked up, one after the other."""
 KEPT_BYTES = 16 << 20
-"""Of a scan of a topic's end, for the statement whose rows were counted there first."""
+"""At most so many bytes that a scan of a topic's end has read are kept: the rows of a statement are first counted, and
+then read by the statement itself."""
 ONE_PART = 1 << 62
 """Bytes of a partition: one thread reads, and others fetch and decode for it."""
 _PLANNED = frozenset({"queueId", "generation"})
 _OF_BATCHES = ("queueId", "generation", "storeTimestamp", "commitLogOffset")
 """What the messages of an inner batch have in common."""
 Report = Callable[[int, int, str], None]
-"""Gets messages read, of how many, and which scan reads them."""
+"""(messages read, messages to read, name of the scan that reads them)."""
 
 
 class Topic:
@@ -124,7 +125,7 @@ class Topic:
     """All columns: docs/SQL.md."""
 
     def __init__(self, access: ArchiveAccess, name: str, options: SourceOptions | None = None) -> None:
-        """``name``: of all topics empty. ``options``: of which mode and explodeBatches count."""
+        """``name``: empty stands for all topics. ``options``: only mode and explodeBatches are used."""
         self._access = access
         self.name = name
         topics = (name,) if name else ()
@@ -166,7 +167,8 @@ class Topic:
         condition: Any = None,
         report: Report = lambda done, total, scan: None,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows that match ``predicate``, except for tags, which are compared by hash code, and ``condition``."""
+        """The columns ``names`` of the rows that match ``predicate``, whose tags are compared by hash code only, and
+        ``condition``, an expression of Arrow."""
         pushed, fields = (Predicate(), set()) if condition is None else read_filter(condition, TABLE_NAMES)
         read = [
             *names,
@@ -195,7 +197,7 @@ class Topic:
         slices = self._slices(predicate, with_records=with_records)
         schema = pa.schema([SCHEMA.field(name) for name in read])
         done, total = 0, sum(int((part.table["end"] - part.table["begin"]).sum()) for part in slices)
-        # Here and not in threads of its own: the scan reads and decodes ahead, and another thread makes it slower.
+        # Without a thread of its own: the scan reads and decodes ahead anyway, and another thread makes it slower.
         for chunk in _chunks(scan, slices, options.cost_of(columns)):
             done += len(chunk)
             report(done, max(done, total), f"{self.name} {id(scan)}")
@@ -218,13 +220,13 @@ class Topic:
         """Where the key index has messages with the keys of ``predicate``, if they are few. LMQs and batches have no
         keys in it."""
         topics = sorted({queue.topic for queue in queues if predicate.admits_topic(queue.topic)})
-        asked = [(topic, key) for topic in topics for key in predicate.keys or ()]
-        if not 0 < len(asked) <= KEYS_MAX or any(
+        wanted = [(topic, key) for topic in topics for key in predicate.keys or ()]
+        if not 0 < len(wanted) <= KEYS_MAX or any(
             row is None or row["flags"] & (QUEUE_LMQ | QUEUE_BATCH) for row in map(state.queue, queues)
         ):
             return Predicate()
         found: list[tuple[int, int]] = []
-        for topic, key in asked:
+        for topic, key in wanted:
             places = run_sync(self._access.while_open(self._access.places_of_key(state, topic, key)))
             if places is None:
                 return Predicate()
@@ -262,35 +264,35 @@ def _json(text: str | None) -> str | None:
 
 
 class TopicDataset(Dataset):  # type: ignore[misc]
-    """A topic as DuckDB reads it: each scan asks for its columns and rows. It may be scanned several times at once."""
+    """A topic as DuckDB reads it: each scan has its own columns and rows. It may be scanned several times at once."""
 
     schema = SCHEMA
 
     def __init__(
         self, topic: Topic, on_error: Callable[[TieredError], None], report: Report, within: Any = None
     ) -> None:
-        """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``: only rows for which this is
-        true, an expression; a scan that asks for the same as the one before then gets what that one read, once."""
+        """``on_error`` gets what a scan raised: DuckDB keeps only its text. ``within``, an expression: only rows for
+        which it is true; then a scan of the same columns and rows as the last one gets what that one read, once."""
         self._topic, self._on_error, self._report, self._within = topic, on_error, report, within
         self._kept: tuple[bytes, list[pa.RecordBatch]] | None = None
 
     def scanner(
         self, columns: list[str] | None = None, filter: Any = None, **options: Any
     ) -> SimpleNamespace:
-        """Called by DuckDB at the start of each scan: what it asks of a scanner of Arrow."""
+        """Called by DuckDB at the start of each scan. Returns the part of Arrow's scanner that DuckDB uses."""
         names, given = checked(columns), [one for one in (self._within, filter) if one is not None]
         condition = reduce(operator.and_, given) if given else None
-        asked, kept, self._kept = pickle.dumps((names, filter)), self._kept, None
-        if kept is not None and kept[0] == asked:
+        request, kept, self._kept = pickle.dumps((names, filter)), self._kept, None
+        if kept is not None and kept[0] == request:
             batches = iter(kept[1])
         else:
-            batches = self._noted(self._topic.batches(names, Predicate(), condition, self._report), asked)
+            batches = self._noted(self._topic.batches(names, Predicate(), condition, self._report), request)
         schema = pa.schema([SCHEMA.field(name) for name in names])
         read = partial(pa.RecordBatchReader.from_batches, schema, batches)
         return SimpleNamespace(projected_schema=schema, to_reader=read)
 
-    def _noted(self, batches: Iterator[pa.RecordBatch], asked: bytes) -> Iterator[pa.RecordBatch]:
-        """The ``batches``, which are kept for the next scan if they are few; ``asked``: what this scan asks for."""
+    def _noted(self, batches: Iterator[pa.RecordBatch], request: bytes) -> Iterator[pa.RecordBatch]:
+        """The ``batches``, which are kept for the next scan if they are few; ``request``: what this scan reads."""
         kept, size_bytes = list[pa.RecordBatch](), 0
         try:
             for batch in batches:
@@ -301,4 +303,4 @@ class TopicDataset(Dataset):  # type: ignore[misc]
             self._on_error(error)
             raise
         if kept:
-            self._kept = asked, kept
+            self._kept = request, kept

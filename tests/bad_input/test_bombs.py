@@ -246,7 +246,7 @@ def test_progress_that_is_no_object_is_damaged() -> None:
     store.put_if_absent(
         f"{DIRECTORY}/{1:010d}.plan", [zstandard.ZstdCompressor().compress(orjson.dumps([1]))]
     )
-    with pytest.raises(CorruptionError, match="not an object"):
+    with pytest.raises(CorruptionError, match="not a JSON object"):
         ExportProgress(store).plan(1)
 
 

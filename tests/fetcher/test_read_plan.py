@@ -177,5 +177,5 @@ def test_sizes_that_do_not_end_with_a_block_are_corruption(monkeypatch: pytest.M
         return size, *others
 
     monkeypatch.setattr(index, "stored_columns", across)
-    with pytest.raises(CorruptionError, match=r"rows 0 to 12 of run 0 do not fit blocks 0 to \d"):
+    with pytest.raises(CorruptionError, match=r"rows 0 to 12 of run 0 do not fill blocks 0 to \d"):
         rows_of_run(index, place, place.base, count=12, max_bytes=1 << 20)

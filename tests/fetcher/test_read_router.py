@@ -185,7 +185,7 @@ def test_an_archive_that_fails_is_replaced_by_the_broker_where_it_can(
     scene.policy("FORCE")
     assert scene.pull(5).status is S.FOUND
     assert scene.reader.counters.fallbacks == {f"tiered {type(error).__name__}": 1}
-    assert "read from local instead of tiered" in caplog.text
+    assert "cannot be read from tiered; what follows instead: local" in caplog.text
     scene.expire(100)
     with pytest.raises(type(error), match=error.message):
         scene.pull(5)

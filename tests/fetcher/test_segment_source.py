@@ -446,7 +446,8 @@ def test_the_budget_holds_while_far_more_is_read_than_fits() -> None:
 def test_a_read_larger_than_all_memory_says_so() -> None:
     bench = _bench(**SMALL)
     index = bench.index(PLAIN.key)
-    with pytest.raises(UsageError, match=r"plain\.so: 32 blocks need \d+ bytes at once.*fetch\.memory_bytes"):
+    refusal = r"plain\.so cannot be read: 32 of its blocks need \d+ bytes at once.*fetch\.memory_bytes"
+    with pytest.raises(UsageError, match=refusal):
         bench.read(index, 0, 32)
     bench.check_at_rest(index)
 

@@ -132,7 +132,7 @@ def test_locks_fill_no_memory_and_end() -> None:
     queues = [MessageQueue("b", "t", number) for number in range(101)]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
     assert locks.lock("g", "c", queues[:100]) == queues[:100]
-    with pytest.raises(BadRequestError, match="100 queues are locked"):
+    with pytest.raises(BadRequestError, match="100 are locked already"):
         locks.lock("g", "c", queues[100:])
     now_s = 100.0
     assert locks.lock("g", "c", queues[100:]) == queues[100:]
@@ -260,7 +260,7 @@ def test_locks_of_one_group_or_account_leave_room_for_others(is_one_group: bool)
     locks = LockTable(Clock(monotonic_s=lambda: 0.0), bytes_max=40 * lock_bytes)
     queues = [MessageQueue("b", "t", number) for number in range(40)]
     held = 0
-    with pytest.raises(BadRequestError, match="queues are locked"):
+    with pytest.raises(BadRequestError, match="no queue is locked"):
         for queue in queues:
             group = "g10" if is_one_group else f"g{queue.queue_id + 10}"
             held += len(locks.lock(group, "c", [queue], "attacker"))

@@ -88,7 +88,8 @@ def compact_layout(packed_bytes: int, end_phys: int, file_bytes: int, needs: Nee
     them. It ends at ``end_phys``, where the archive ends, so that the archive continues there; above it if there is no
     room for that."""
     files, filled = divmod(packed_bytes, file_bytes)
-    # Gaps are recorded before the first message, and a log from file 0 would claim that nothing was deleted.
+    # Units of missing offsets refer to a file before the first message, and a log that begins with file 0 would tell
+    # the broker that nothing was deleted.
     least = 2 if needs.gaps else 1
     # Room for a filler between the last record and the end, wherever that is in its file.
     last = (end_phys - filled - FILLER_ROOM_BYTES) // file_bytes

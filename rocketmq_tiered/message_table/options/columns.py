@@ -172,7 +172,7 @@ def chosen(names: Sequence[str]) -> list[Column]:
     if unknown:
         raise UsageError(f"unknown column {unknown[0]}", hint=f"columns: {', '.join(sorted(COLUMNS))}")
     if len(set(names)) < len(names):
-        raise UsageError(f"columns has duplicates: {', '.join(names)}")
+        raise UsageError(f"columns has a name twice: {', '.join(names)}")
     return [COLUMNS[name] for name in names or DEFAULT_NAMES]
 
 

@@ -52,12 +52,12 @@ class Allowed:
 
     @property
     def low(self) -> int:
-        """None is lower."""
+        """The lowest allowed value."""
         return self.ranges[0][0] if self.ranges else INT64_MAX
 
     @property
     def high(self) -> int:
-        """None is higher."""
+        """The highest allowed value."""
         return self.ranges[-1][1] if self.ranges else INT64_MIN
 
     def either(self, other: Allowed) -> Allowed:
@@ -96,13 +96,14 @@ COMPARISONS: Mapping[str, Callable[[int, int], Allowed]] = {
     "less": lambda below, above: Allowed.between(high=above - 1),
     "less_equal": lambda below, above: Allowed.between(high=below),
 }
-"""What a comparison with a number admits: the integers next to it, not above and not below; it may be both."""
+"""Comparison -> the integers for which it is true. Its arguments are the number compared with, rounded down and rounded
+up, which are equal for a whole number."""
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """A conjunction of conditions. ``topics`` and ``tags``: names, or None for any; ``keys``: of which messages have
-    one, for the key index."""
+    """A conjunction of conditions. ``topics`` and ``tags``: names, or None for any; ``keys``: each message has one of
+    them, which the key index can find."""
 
     numbers: Mapping[str, Allowed] = field(default_factory=dict)
     topics: frozenset[str] | None = None

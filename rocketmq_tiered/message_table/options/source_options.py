@@ -399,7 +399,7 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
             options[name.lower()] = options.pop(alias.lower())
     for one, other in _EXCLUSIVE:
         if one.lower() in options and other.lower() in options:
-            raise UsageError(f"{one} and {other} are mutually exclusive")
+            raise UsageError(f"{one} and {other} are mutually exclusive", hint="use one of them")
     return options
 
 
@@ -435,14 +435,16 @@ def _starting(options: Mapping[str, str]) -> tuple[Starting, int | None, QueueOf
     else:
         kind, starts = _choice(Starting)(name, text), {}
     if (kind is Starting.TIMESTAMP) != (timestamp is not None):
-        raise UsageError("startingOffsets=timestamp and startingTimestamp require each other")
+        raise UsageError(
+            "startingOffsets=timestamp and startingTimestamp require each other", hint="set both"
+        )
     return kind, timestamp, starts
 
 
 def _credentials(options: Mapping[str, str]) -> S3Credentials | None:
     access, secret = options.get("accesskey"), options.get("secretkey")
     if (access is None) != (secret is None):
-        raise UsageError("accessKey and secretKey require each other")
+        raise UsageError("accessKey and secretKey require each other", hint="set both")
     if access is None or secret is None:
         return None
     return S3Credentials(access, secret, options.get("sessiontoken"))

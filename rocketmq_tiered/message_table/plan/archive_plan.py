@@ -98,7 +98,7 @@ def _spans(page: Page) -> list[tuple[int, int]]:
 
 
 OnExpired = Callable[[QueueKey, OffsetRange], None]
-"""Handles offsets that expired since: raises, or returns to skip them."""
+"""Called with offsets of a queue that have expired: raises an error, or returns, and they are skipped."""
 PLAN_AGAIN = "run the job again at the newest version"
 
 
@@ -305,7 +305,9 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
     ]
     if not selected:
         if not every:
-            raise NotFoundError(f"{store.url} has no archives")
+            raise NotFoundError(
+                f"{store.url} has no archives", hint="give the URL that archive.url has for tiered run"
+            )
         names = ", ".join("/".join(names) for names in every)
         raise NotFoundError(
             f"{store.url} has no archive of that cluster and broker",
@@ -315,7 +317,7 @@ def archives(store: ObjectStore, options: SourceOptions) -> list[Archive]:
 
 
 def pinned_versions(options: SourceOptions) -> dict[Names, int]:
-    """The catalog version to read of each archive: the given one, or the newest now."""
+    """For each archive the catalog version to read: the one that the options give, or else the newest at present."""
     with opened(options) as store:
         found = archives(store, options)
         if options.version_ms is not None:
@@ -372,7 +374,7 @@ def _version_at(archive: Archive, time_ms: int) -> int:
         low, high = (middle, high) if is_before else (low, middle - 1)
     if low == 0:
         raise NotFoundError(
-            f"{archive.store.url} has no catalog version at timestampAsOf", hint="use a later time"
+            f"{archive.store.url} has no catalog version as old as timestampAsOf", hint="use a later time"
         )
     return low
 

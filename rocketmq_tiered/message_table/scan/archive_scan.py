@@ -3,7 +3,7 @@
 Rows of consecutive runs are read together, so that an object of 100,000 small runs costs as much as one large run.
 Requests run a few windows ahead; memory is bounded by windows of ``window_bytes`` message bytes.
 
-Blocking reads of rows by queue offset straight from an object store, for batch jobs: only tails are cached.
+Rows of LMQs, and those whose object no longer exists, are read by queue offset instead, as a consumer reads them.
 """
 
 import logging
@@ -291,7 +291,8 @@ def _open(store: ObjectStore, ref: ObjectRef) -> SegmentIndex | NotFoundError | 
 
 
 _Read = tuple[Callable[[], Iterator[RowChunk]], NDArray[np.uint8]]
-"""Reads a window of an object, in the pool, to its rows; the memory of its records, which a later one uses again."""
+"""A function that reads the rows of one window of an object, and the memory for their records, which a later window
+uses again."""
 
 
 class _ObjectScan:

@@ -217,7 +217,7 @@ class ObjectRows:
         index, table = self._index, self._table
         ordinals = table["ordinal"].astype(np.int64)
         if int(ordinals.max()) >= len(index):
-            raise CorruptionError(f"{index.key}: has {len(index)} runs, fewer than the catalog names")
+            raise CorruptionError(f"{index.key} has {len(index)} runs, fewer than the catalog lists")
         mine = index.runs[ordinals]
         wrong = (mine["base_queue_offset"] > table["begin"]) | (mine["end_queue_offset"] < table["end"])
         wrong &= mine["kind"] != RunKind.SPARSE  # the catalog counts dropped messages at both ends

@@ -78,7 +78,10 @@ class LookupHandlers:
         """VIEW_MESSAGE_BY_ID: by physical offset."""
         record = await self._archive.message_at_phys(request.number("offset"))
         if record is None:
-            return Response(ResponseCode.SYSTEM_ERROR, remark=f"no message at {request.number('offset')}")
+            return Response(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"no message begins at physical offset {request.number('offset')}",
+            )
         return Response(body=(record,))
 
     async def by_key(self, request: Request) -> Response:

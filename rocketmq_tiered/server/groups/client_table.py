@@ -39,7 +39,7 @@ class ChangeNotices:
 
     def __init__(self, peers_of: Callable[[str], Sequence[Peer]]) -> None:
         self._peers_of = peers_of
-        self._left, self._period = NOTICES_MAX, float("-inf")
+        self._notices_left, self._period_began_s = NOTICES_MAX, float("-inf")
         self._changed: dict[str, None] = {}
         self._group, self._peers = "", list[Peer]()
         self._timer: asyncio.TimerHandle | None = None
@@ -54,15 +54,15 @@ class ChangeNotices:
         """Notify as many connections of changed groups as PERIOD_S allows, and set a timer for the rest."""
         self._timer = None
         now_s = time.monotonic()
-        if now_s - self._period >= PERIOD_S:
-            self._left, self._period = NOTICES_MAX, now_s
-        while self._left and (self._peers or self._changed):
+        if now_s - self._period_began_s >= PERIOD_S:
+            self._notices_left, self._period_began_s = NOTICES_MAX, now_s
+        while self._notices_left and (self._peers or self._changed):
             if not self._peers:  # all of one group were notified: take the next group
                 self._group = next(iter(self._changed))
                 del self._changed[self._group]
                 self._peers = list(self._peers_of(self._group))
-            count = min(self._left, len(self._peers))
-            self._left -= max(1, count)
+            count = min(self._notices_left, len(self._peers))
+            self._notices_left -= max(1, count)
             for peer in self._peers[:count]:
                 peer.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": self._group})
             del self._peers[:count]

@@ -199,8 +199,8 @@ class GroupOffsets:
             return
         if not self._has_room(group, topic, number, account):
             raise BadRequestError(
-                f"group offsets take {self._held_bytes} bytes, {self._group_bytes[group]} of them those of this group:"
-                " there is no memory for more (serve.memory_bytes)"
+                f"the offset is not committed: group offsets take {self._held_bytes} bytes, those of this group"
+                f" {self._group_bytes[group]}, and there is no memory for more: raise serve.memory_bytes"
             )
         self._take(group, topic, number, offset, account)
         self._changed.set()

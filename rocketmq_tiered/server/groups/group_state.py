@@ -229,12 +229,12 @@ class GroupLog:
             self.locks = newest.locks
         self._first_version = newest.version + (0 if has_ended else 1)
         self.write(newest.offsets)
-        # If this process slept, a successor may have written this version and removed it. Ours stays: an owner that
-        # sleeps since before must find it.
+        # If this process slept, a successor may have written this version and removed it. Ours is not removed then: an
+        # earlier owner that wakes up must find its next version taken, and stop.
         if newest_key(self._store) not in (None, snapshot_key(self._last.version)):
             raise FencedError("another server has taken over the consumer groups of this archive")
         oldest = max(newest.first_version, newest.version - VERSIONS_KEPT)
-        # An owner that may wake up writes this version again if it was its own and the reply was lost: it stays.
+        # Unless the earlier owner has ended, its last version stays too: it writes it again if the reply was lost.
         self._remove(range(oldest + 1, newest.version + has_ended))
 
     def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]], *, released: bool = False) -> None:

@@ -77,8 +77,8 @@ class LockTable:
             self.expire()
             if not self._has_room(group, client_id, queues, account):
                 raise BadRequestError(
-                    f"{len(self._locks)} queues are locked, and this group or account has its share of the"
-                    f" {self._bytes_max} bytes for all locks"
+                    f"no queue is locked: {len(self._locks)} are locked already, and of the {self._bytes_max} bytes for"
+                    " all locks this group or account has its share"
                 )
         now_s = self._clock.monotonic_s()
         held = []
@@ -118,7 +118,7 @@ class LockTable:
             self._count(group, lock.account, -lock.nbytes)
 
     def held(self) -> tuple[HeldLock, ...]:
-        """All, for the next owner."""
+        """All locks that have not expired, for the next owner of the groups."""
         self.expire()
         return tuple(HeldLock(group, *queue, lock.client_id) for (group, queue), lock in self._locks.items())
 

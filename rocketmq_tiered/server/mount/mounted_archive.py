@@ -129,7 +129,7 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 60.0
 """How often the catalog is read: only maintenance changes it."""
 SERVE_BYTES_MIN = 32 << 20
-"""Of ``serve.memory_bytes``, for one broker."""
+"""The least memory for one broker, of ``serve.memory_bytes``."""
 RETRY_TOPICS_MAX = 10_000
 """Retry topics made for groups of clients, which choose names freely."""
 
@@ -149,7 +149,7 @@ class MountPlace:
     """Measures one archive at a time: a large one takes thousands of requests."""
 
     def shares(self) -> int:
-        """So many brokers may be served by this node: each has this part of its memory."""
+        """How many brokers this node may serve: each gets an equal share of its memory."""
         return max(1, len(self.membership.announced))
 
 

@@ -78,7 +78,7 @@ class MountRecord:
 
     @property
     def name(self) -> BrokerName:
-        """Its broker."""
+        """The broker that is mounted."""
         return BrokerName(self.cluster, self.broker)
 
 
@@ -96,7 +96,7 @@ class NodeLease:
 
     @property
     def lease(self) -> str:
-        """Its name in snapshots of groups."""
+        """The name of this lease in snapshots of groups."""
         return f"{self.node}/{self.process}"
 
     @property

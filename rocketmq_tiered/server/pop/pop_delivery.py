@@ -147,7 +147,7 @@ class PopQueues:
         entry = self._queues.get(key)
         if not self._offsets.has_room(*key):  # its offset would be lost
             raise BadRequestError(
-                "no message is popped: the memory for group offsets is used up (serve.memory_bytes)"
+                "no message is popped: the memory for group offsets is used up: raise serve.memory_bytes"
             )
         # New, or the group's offset was reset, or the topic was deleted and created again.
         if entry is None or offset != entry.noted:
@@ -156,8 +156,8 @@ class PopQueues:
                 offset = 0 if bounds is None else bounds.minimum
             if entry is None and not self._has_room(_bytes_of(key, 0)):
                 raise BadRequestError(
-                    "no message is popped: the memory for messages not acknowledged yet is used up "
-                    "(serve.memory_bytes)"
+                    "no message is popped: the memory for messages not acknowledged yet is used up: raise "
+                    "serve.memory_bytes"
                 )
             counted_bytes = 0 if entry is None else entry.counted_bytes
             entry = self._queues[key] = GroupQueue(PopQueue(offset), offset, counted_bytes=counted_bytes)
@@ -242,7 +242,7 @@ def records(body: Sequence[bytes | bytearray | memoryview], topic: str) -> Itera
         if sys_flag & (SYS_INNER_BATCH | SYS_NEED_UNWRAP):
             raise UsageError(
                 f"topic {topic} has records that hold batches of messages, which cannot be popped",
-                hint="consume the topic with a push consumer",
+                hint="consume the topic with a DefaultMQPushConsumer in message request mode PULL",
             )
         if topic.startswith(LMQ_PREFIX):
             offset = _lmq_offset(record, topic, offset)

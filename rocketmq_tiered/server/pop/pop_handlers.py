@@ -186,7 +186,7 @@ class PopHandlers:
             await self._wait_for_messages(wanted, queues, left_s)
 
     def _rotate(self, count: int) -> list[int]:
-        """All queues, starting with another one each time."""
+        """The numbers of all ``count`` queues, beginning with another one each time."""
         self._first_queue += 1
         return [(self._first_queue + number) % count for number in range(count)]
 

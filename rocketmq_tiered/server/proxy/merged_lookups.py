@@ -330,8 +330,8 @@ class MergedLookups:
         return Response(ext=ext | dict(answer.ext_fields) if answer is not None else ext, body=records)
 
     async def _archived(self, request: Request) -> tuple[Sequence[Buffer], TieredError | None]:
-        """Return the archived records with a key, and why the archive cannot be searched, None if it can: the broker's
-        records are the reply then, if it has some."""
+        """Return the archived records with a key, and the error if the archive cannot be searched, else None. After an
+        error the reply has the broker's records alone, if there are any."""
         try:
             return await records_by_key(self._archive, request), None
         except TieredError as error:

@@ -61,10 +61,10 @@ RECOMMIT_S: Final = 1.0
 _ONEWAY: Final = 2
 READ_BYTES_MAX: Final = 16 * 1024 * 1024
 READ_BYTES: Final = 300
-"""Of what is kept for a group and queue, without its name."""
+"""Memory of what is kept for a group and queue, without its name."""
 PHYS_END: Final = 36
 """The first bytes of a record, up to PHYSICALOFFSET."""
-Place = tuple[str, str, int]
+GroupQueueKey = tuple[str, str, int]
 """Group, topic, queue id."""
 
 
@@ -80,7 +80,9 @@ class PullContext:
     views: BrokerViews
     subscriptions: Subscriptions
     clock: Clock = MACHINE_CLOCK
-    read: Lru[Place, QueueBegin] = field(default_factory=lambda: Lru(READ_BYTES_MAX, resists_floods=True))
+    read: Lru[GroupQueueKey, QueueBegin] = field(
+        default_factory=lambda: Lru(READ_BYTES_MAX, resists_floods=True)
+    )
     """A record that each group got of a queue, the newest."""
 
 
@@ -98,7 +100,7 @@ class PullSources:
         self._topic, self._queue_id = request.text("topic"), request.number("queueId")
         self._group = request.text("consumerGroup", "")
         self._offset = request.number("queueOffset")
-        self._place = self._group, self._topic, self._queue_id
+        self._group_queue = self._group, self._topic, self._queue_id
         # How long the client offers to wait for messages, whether the pull commits an offset, and when this was sent.
         self._hold_ms = request.number("suspendTimeoutMillis", 0) if self._flags & SUSPEND else 0
         self._commits = bool(self._flags & COMMIT_OFFSET) and request.number("commitOffset", -1) >= 0
@@ -149,7 +151,7 @@ class PullSources:
     async def has_ended(self, situation: Situation) -> bool:
         """Return whether the last message that the group got here belongs to an earlier generation of the topic: the
         topic was deleted and created again since, as the first messages of archive and broker show."""
-        read, archived = self._context.read.peek(self._place), situation.archived
+        read, archived = self._context.read.peek(self._group_queue), situation.archived
         if read is None or self._offset <= 0:
             return False
         if archived is not None and QueueBegin(archived.min_offset, situation.first_phys).is_after(read):
@@ -162,7 +164,7 @@ class PullSources:
         record = memoryview(body[0])[:PHYS_END] if body and self._group else b""
         if len(record) == PHYS_END:
             read = QueueBegin(self._offset, int.from_bytes(record[-8:]))
-            self._context.read.put(self._place, read, READ_BYTES + sys.getsizeof(self._group))
+            self._context.read.put(self._group_queue, read, READ_BYTES + sys.getsizeof(self._group))
 
     async def _relayed(self) -> PullResult:
         """Relay the pull, and return what the broker's reply means. If the reply skips messages that the broker has

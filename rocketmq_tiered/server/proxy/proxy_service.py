@@ -244,7 +244,9 @@ class ProxyService(RelayService[ProxyClient]):
                     request, client.upstream, lambda send: self._relay.relay(send, client)
                 )
             except UnavailableError as error:
-                return Response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"broker not reachable: {error}")
+                return Response(
+                    ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"the broker cannot be reached: {error}"
+                )
             if answer is not None:
                 return answer[0]
         return await self._answer_or_relay(request, client)

@@ -215,7 +215,7 @@ async def _no_fallback(request: Request) -> Response | None:
 
 
 class Relay:
-    """To one broker, for all clients. ``fallback`` may reply instead while the broker is away."""
+    """Relays requests of all clients to one broker. ``fallback`` may reply instead while the broker is away."""
 
     def __init__(
         self,
@@ -284,4 +284,4 @@ class Relay:
             )
         if failure in (Failure.CLOSE, Failure.SILENCE):
             return None
-        return Response(failure.value, remark=f"broker not reachable: {error}")
+        return Response(failure.value, remark=f"the broker cannot be reached: {error}")

@@ -32,7 +32,7 @@ LIMIT_S = 30.0
 ASK_TIMEOUT_S = 3.0
 QUEUES = 8
 BROKERS_WORDS = 5
-"""Of a broker's recall handle; ours has more."""
+"""A broker's recall handle has so many words; ours has more."""
 _DEFAULT_MAX_S = 3 * 24 * 3600
 
 Send = Callable[[Request], Awaitable[Response | None]]
@@ -55,7 +55,7 @@ def new_counts() -> dict[str, int]:
 
 
 class TimerGateway:
-    """Of one broker, for all clients. Belongs to one event loop. ``counts``: see new_counts."""
+    """The gateway of one broker, for all clients. Belongs to one event loop. ``counts``: see new_counts."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, Reques
 TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _CANCELLED, _LEVEL, _RESERVED = "TIMER_DEL_UNIQKEY", "DELAY", "TIERED_"
 _DROPPED = frozenset({*TIMER_PROPERTIES, _CANCELLED, _LEVEL, PLACE})
-"""Of a message that its consumer sends again, PLACE too."""
+"""Properties that are dropped from a message that its consumer sends again."""
 _TRANSACTION_TYPE = 0xC
 """Bits of sysFlag."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -59,7 +59,7 @@ class AskedTimer:
 
     @property
     def topic(self) -> str:
-        """Its real topic."""
+        """The topic to which the timer is delivered."""
         return self.fields.get("topic", "")
 
     @property
@@ -127,7 +127,9 @@ def asked_timer(request: Request, now_ms: int) -> AskedTimer | None:
         raise RefusedTimerError(_NOT_IN_A_BATCH)
     sys_flag = fields.get("sysFlag", "0")
     if _NUMBER.fullmatch(sys_flag) and int(sys_flag) & _TRANSACTION_TYPE:
-        raise RefusedTimerError("a message of a transaction cannot be a timer: send it without one of both")
+        raise RefusedTimerError(
+            "a message of a transaction cannot be a timer: send it without a delivery time, or outside a transaction"
+        )
     value = properties[name]
     if not _NUMBER.fullmatch(value):
         raise RefusedTimerError(

@@ -93,7 +93,7 @@ class RetryQueues(DeliveredQueues):
         more_bytes += 0 if self.state.has_topic(message.topic) else queue_bytes(message.topic)
         if self.state.held_bytes + self._queued_bytes + more_bytes > self._limits.held_bytes_max:
             raise StoreFullError(
-                "the retry message is not stored, as the memory for retry messages is used up (serve.memory_bytes)"
+                "the retry message is not stored, as the memory for retry messages is used up: raise serve.memory_bytes"
             )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queued.append((message, more_bytes, future))

@@ -132,9 +132,9 @@ class ArchiveWithRetries:
         for queues in grown:
             queues.first_free_offset = self._first_free_offset
 
-    def _holder(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
-        """Return the queue with the messages that were delivered here, and what it belongs to; None if this queue has
-        only archived ones."""
+    def _added_to(self, topic: str, queue_id: int) -> tuple[DeliveredQueues, RetryQueue] | None:
+        """Return the queue of the messages that this server added behind the archived ones, and the queues that it is
+        one of; None if it added none."""
         for queues in self._grown if queue_id == 0 else ():
             if topic in queues.state.queues:
                 return queues, queues.state.queues[topic]
@@ -159,32 +159,32 @@ class ArchiveWithRetries:
         return known.merged
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Return the offsets of a queue, of the archived messages and those delivered here as one; None for an unknown
-        queue. If there are no archived messages, it begins with the first one delivered here."""
+        """Return the offsets of a queue: of its archived messages and of those that this server added behind them, as
+        one; None for an unknown queue. Without archived messages it begins at the oldest added one that is kept."""
         archived = self._archive.bounds(topic, queue_id)
-        holder = self._holder(topic, queue_id)
-        if holder is None:
+        added = self._added_to(topic, queue_id)
+        if added is None:
             return archived
-        _, queue = holder
-        # Archived messages in front of the first one delivered here are the begin of the queue.
+        _, queue = added
+        # The queue begins with archived messages if there are any below the first offset that was added here.
         if archived is not None and archived.minimum < min(archived.maximum, queue.first_offset):
             return Bounds(archived.minimum, queue.next_offset)
         return Bounds(queue.min_offset, queue.next_offset)
 
     def last_stored_ms(self, topic: str, queue_id: int) -> int:
-        holder = self._holder(topic, queue_id)
-        if holder is None or not holder[1].numbers:
+        added = self._added_to(topic, queue_id)
+        if added is None or not added[1].numbers:
             return self._archive.last_stored_ms(topic, queue_id)
-        queues, queue = holder
+        queues, queue = added
         return queues.state.messages[queue.numbers[-1]].stored_ms
 
     async def pull(self, request: PullRequest) -> PullResult:
-        """Return the messages of a pull: from the archive below the first offset that was delivered here, else from
-        those delivered here."""
-        holder = self._holder(request.topic, request.queue_id)
-        if holder is None:
+        """Return the messages of a pull: from the archive below the first offset that was added here, else of those
+        that were added here."""
+        added = self._added_to(request.topic, request.queue_id)
+        if added is None:
             return await self._archive.pull(request)
-        queues, queue = holder
+        queues, queue = added
         bounds = self.bounds(request.topic, request.queue_id)
         assert bounds is not None
         if request.offset >= min(queue.first_offset, self._archived_end(request.topic)):
@@ -194,44 +194,44 @@ class ArchiveWithRetries:
         next_offset = min(result.next_offset, queue.first_offset)
         if result.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE):
             return PullResult(result.status, next_offset, *bounds, result.body, result.records)
-        # The end of the archived messages: those delivered here follow.
+        # The end of the archived messages: those added here follow.
         return PullResult(PullStatus.NO_MATCHED_MESSAGE, queue.first_offset, *bounds)
 
     def pull_from_memory(self, request: PullRequest) -> PullResult | None:
         """Return the result of a pull from memory; None for a queue that grows here, or if memory does not have it."""
-        if request.queue_id == 0 and self._holder(request.topic, 0) is not None:
+        if request.queue_id == 0 and self._added_to(request.topic, 0) is not None:
             return None
         return self._archive.pull_from_memory(request)
 
     async def offset_by_time(self, topic: str, queue_id: int, store_ms: int, *, upper: bool) -> int:
         """Return the first offset stored at or after ``store_ms``, among the archived messages if these reach that
-        time, else among those delivered here. ``upper``: of a time after the last message, its offset instead of the
+        time, else among those added here. ``upper``: of a time after the last message, its offset instead of the
         end."""
-        holder = self._holder(topic, queue_id)
-        if holder is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
+        added = self._added_to(topic, queue_id)
+        if added is None or self._archive.last_stored_ms(topic, queue_id) >= store_ms:
             return await self._archive.offset_by_time(topic, queue_id, store_ms, upper=upper)
-        queues, queue = holder
+        queues, queue = added
         for message in queues.messages_from(topic, 0, len(queue.numbers)):
             if message.stored_ms >= store_ms:
                 return message.queue_offset
         return queue.next_offset - 1 if upper and queue.numbers else queue.next_offset
 
     async def stored_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        holder = self._holder(topic, queue_id)
-        if holder is None or offset < holder[1].first_offset:
+        added = self._added_to(topic, queue_id)
+        if added is None or offset < added[1].first_offset:
             return await self._archive.stored_ms(topic, queue_id, offset)
-        found = holder[0].messages_from(topic, offset, 1)
+        found = added[0].messages_from(topic, offset, 1)
         return found[0].stored_ms if found and found[0].queue_offset == offset else -1
 
     async def units(self, topic: str, queue_id: int, offset: int, count: int) -> list[Unit]:
-        """Return consume-queue entries of archived messages, or of those delivered here, whose physical offsets lie
+        """Return consume-queue entries of archived messages, or of those added here, whose physical offsets lie
         above those of every commitlog."""
-        holder = self._holder(topic, queue_id)
-        if holder is None or offset < holder[1].first_offset:
+        added = self._added_to(topic, queue_id)
+        if added is None or offset < added[1].first_offset:
             return await self._archive.units(topic, queue_id, offset, count)
         return [
             Unit(PHYS_BASE + m.number, len(m.data), tags_code(decode_record(m.data).tags or ""))
-            for m in holder[0].messages_from(topic, offset, count)
+            for m in added[0].messages_from(topic, offset, count)
         ]
 
     async def message_at_phys(self, phys: int) -> bytes | None:

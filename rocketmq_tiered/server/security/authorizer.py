@@ -103,7 +103,7 @@ class RulesAuthorizer:
             request.account = account.name
             return None
         if name is None or SIGNATURE not in command.ext_fields:
-            return "request is not signed"
+            return "the request is not signed"
         # The same text and the same work for both, so that guesses reveal no names.
         secret = "" if account is None else account.secret
         is_right = is_signed(command.ext_fields, command.body, secret)
@@ -134,10 +134,10 @@ class RulesAuthorizer:
         if rules.is_trusted(host) or (account is not None and account.is_trusted(host)):
             return None
         # No account: the rules were reloaded after the request was authorized.
-        why: str | None = "account no longer exists"
+        why: str | None = "the account no longer exists"
         if account is not None:
             record = record_at(data, phys)
-            why = "no message begins there"
+            why = f"no message begins at physical offset {phys}"
             if record is not None:
                 why = rules.record_refusal(account, request, record, host)
         if why is None:

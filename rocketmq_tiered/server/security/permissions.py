@@ -131,8 +131,8 @@ def read_body(request: Request) -> dict[str, Any]:
     body = request.command.body
     if len(body) > DOCUMENT_BYTES_MAX or body.count(b",") >= DOCUMENT_VALUES_MAX:
         raise BadRequestError(
-            f"the body of {request_name(request.code)} has {len(body)} bytes or too many values; at most"
-            f" {DOCUMENT_BYTES_MAX} bytes and {DOCUMENT_VALUES_MAX} values are parsed"
+            f"the body of {request_name(request.code)} has {len(body)} bytes and about {body.count(b',')} values; at"
+            f" most {DOCUMENT_BYTES_MAX} bytes and {DOCUMENT_VALUES_MAX} values are parsed"
         )
     try:
         parsed = json.loads(body.decode(), object_pairs_hook=_named_once, parse_constant=_no_constant)

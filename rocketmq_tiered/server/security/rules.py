@@ -122,8 +122,8 @@ class Rules(ABC):
         """Why ``account`` may not send ``request``, or None. Raises BadRequestError."""
 
     def send_refusal(self, name: str, topic: str, host: str) -> str | None:
-        """Return why the account ``name`` may not send to ``topic`` from ``host``, None if it may. Asked of a timer,
-        whose message is sent long after the request that set it."""
+        """Return why the account ``name`` may not send to ``topic`` from ``host``, None if it may. For timers, whose
+        messages are sent long after the requests that set them were judged."""
         account = self.accounts.get(name)
         if self.is_trusted(host) or (account is not None and account.is_trusted(host)):
             return None
@@ -195,7 +195,7 @@ class _Items(list[Any]):
 
 
 class _Loader(yaml.SafeLoader):
-    """Of two equal names YAML takes the last: a rule would have no effect."""
+    """Reads YAML and refuses a name that occurs twice: YAML takes the last, so that a rule would have no effect."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a YAML mapping as a dict that knows the line of each name, for errors. Raises RulesError for a name
@@ -290,7 +290,7 @@ _ACCOUNT = (
 _IS_TRUE = dict.fromkeys(("true", "1", "y", "t"), True) | dict.fromkeys(
     ("", "false", "0", "n", "f", "null"), False
 )
-"""As fastjson casts to boolean, also from strings."""
+"""Which values fastjson, RocketMQ's library, casts to true and false, also from strings."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ every member to follow it."""
 logger = logging.getLogger(__name__)
 
 REGISTER_EVERY_S = 30.0
-"""As brokers do. Name servers drop a broker after 120 s without a registration."""
+"""Brokers register as often. Name servers drop a broker after 120 s without a registration."""
 MEMBERS_COMPLETE_S = 90.0
 """Clients refresh routes and send heartbeats every 30 s: this long after registration all members are here."""
 

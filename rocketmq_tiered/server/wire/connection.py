@@ -365,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
                     command, int(response.code), version, response.remark, response.ext, body_bytes
                 )
             except ValueError as error:
-                text = f"{request_name(command.code)}: reply cannot be encoded: {error}"
+                text = f"the reply to {request_name(command.code)} cannot be encoded: {error}"
                 self._context.log.note(logging.ERROR, text, self._address)
                 code = int(ResponseCode.SYSTEM_ERROR)
                 pieces = [encode_answer(command, code, version, str(error), {}, 0)]

@@ -13,7 +13,7 @@ KINDS_MAX: Final = 20
 """Different texts, numbers aside, in one interval; further ones count as one."""
 KIND_CHARS: Final = 80
 TEXT_CHARS: Final = 400
-"""Of a text, which clients may choose. The log escapes control characters."""
+"""The longest logged text, which clients may choose. The log escapes control characters."""
 OTHERS: Final = "others"
 _NUMBER: Final = re.compile(r"[0-9][0-9a-fA-F.:]*")
 

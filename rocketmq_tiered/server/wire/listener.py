@@ -154,7 +154,7 @@ class Listener:
             try:
                 client, address = await loop.sock_accept(self._listener)
             except OSError as error:
-                self._log.note(logging.WARNING, f"accept failed: {error}", "")
+                self._log.note(logging.WARNING, f"no connection can be accepted now: {error}", "")
                 await asyncio.sleep(0.1)  # out of descriptors until connections close
                 continue
             if len(self._connections) + self._opening >= self._options.connections_max:

@@ -140,7 +140,7 @@ class Response:
     version: int | None = None
     """The broker's version in a relayed reply; None in our own."""
     is_withheld: bool = False
-    """Not sent: the client times out."""
+    """The reply is not sent, so that the client times out."""
 
 
 def json_response(document: Any) -> Response:
@@ -151,7 +151,7 @@ def json_response(document: Any) -> Response:
 AtOnce = Callable[[Request], "Response | None"]
 """A reply without waiting; None: call the handler."""
 Handler = Callable[[Request], Awaitable[Response | None]]
-"""None: no reply; the client times out."""
+"""Handles a request. None: there is no reply, and the client times out."""
 
 
 class HandlerTable:

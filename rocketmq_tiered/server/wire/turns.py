@@ -128,8 +128,9 @@ class _Rotation:
 
 
 class Turns:
-    """In each iteration of the loop those that cost ``most`` together, at least one. ``shares_max``: after a long
-    iteration so many times ``most``, one for each SHARE_S, so that requests without turns do not starve those with."""
+    """Gives turns to the tasks that wait: in each iteration of the event loop to as many as cost ``most`` together, at
+    least one. ``shares_max``: after a long iteration up to so many times ``most``, once for each SHARE_S, so that
+    requests without turns do not starve those with."""
 
     def __init__(self, most: int = 1, shares_max: int = 1) -> None:
         self._most, self._shares_max = most, shares_max

@@ -93,7 +93,7 @@ def _stores(options: argparse.Namespace) -> list[StoreToBackfill]:
     if named and len(options.stores) + len(listed) > 1:
         raise UsageError(
             "--cluster, --broker and --broker-conf apply to a single store",
-            hint="name several stores, each with its names, in a file for --list",
+            hint="write several stores into a file for --list, each with its cluster and broker name",
         )
     stores = [
         StoreToBackfill(path, options.cluster, options.broker, options.broker_conf) for path in options.stores

@@ -210,7 +210,8 @@ def export(
 
     ``source`` selects topics, columns and generations; columns and generations cannot change after the first call.
     ``store`` opens the target (default: options of the source). ``report(parts done, total)``. Raises UsageError if the
-    target was started with other choices or has rows that a replaced log took back, and what reading and writing raise.
+    target was started with other choices or has messages that a replaced log does not have, and what reading and
+    writing raise.
     """
     if format not in FORMATS:
         raise UsageError(

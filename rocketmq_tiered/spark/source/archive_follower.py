@@ -46,7 +46,8 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True)
 class ArchiveOffset:
-    """A stream's position in one archive. ``origins``: where it started, for queues with gaps below that."""
+    """A stream's position in one archive. ``origins``: where it started, for queues with missing offsets below that:
+    messages that are archived there later are not read."""
 
     version: int
     queues: Mapping[QueueKey, int]
@@ -344,10 +345,12 @@ class ArchiveFollower:
         """The offset at which the micro-batch that begins at ``start`` ends: ``newest``, or as far as ``limit`` (rows
         or bytes) allows. Queues share the limit in proportion to their unread messages."""
         start = self._rewound(start, newest)
-        # Archives with something to read although their offsets do not move.
-        moved = {names for names, one in newest.items() if self._filled(names, start.get(names), one.version)}
+        # Archives with something to read although their offsets do not move: messages archived after those behind them.
+        with_late_messages = {
+            names for names, one in newest.items() if self._filled(names, start.get(names), one.version)
+        }
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
-            return _merged(start, newest, moved)
+            return _merged(start, newest, with_late_messages)
         todo = [
             (names, queue, *self._range(names, queue, start, newest))
             for names, one in sorted(newest.items())
@@ -362,7 +365,7 @@ class ArchiveFollower:
         for (names, queue, *_), end in zip(todo, ends, strict=True):
             ends_of[names][queue] = end
         reached = {names: ArchiveOffset(newest[names].version, ends_of[names]) for names in newest}
-        return _merged(start, reached, moved)
+        return _merged(start, reached, with_late_messages)
 
     def _range(
         self, names: Names, queue: QueueKey, start: StreamOffset, newest: StreamOffset
@@ -474,11 +477,12 @@ class ArchiveFollower:
         logger.warning("%s", loss.message)
 
 
-def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) -> StreamOffset:
+def _merged(start: StreamOffset, end: StreamOffset, with_late_messages: Collection[Names]) -> StreamOffset:
     """The offset ``end`` with those archives and queues of ``start`` that it lacks; no queue moves back.
 
-    An archive without new offsets keeps the version of ``start``, unless gaps were filled (``moved``): Spark takes
-    equal offsets to mean that there is nothing to read.
+    An archive without new offsets keeps the version of ``start``: Spark takes equal offsets to mean that there is
+    nothing to read, and starts no empty batch. Archives of ``with_late_messages`` get the version of ``end``, as
+    messages below their offsets are to be read. Where queues started (``origins``) never changes.
     """
     merged = dict(start)
     for names, one in end.items():
@@ -489,6 +493,6 @@ def _merged(start: StreamOffset, end: StreamOffset, moved: Collection[Names]) ->
         queues = {**before.queues}
         for queue, offset in one.queues.items():
             queues[queue] = max(offset, before.queues.get(queue, offset))
-        is_moved = names in moved or queues != dict(before.queues)
+        is_moved = names in with_late_messages or queues != dict(before.queues)
         merged[names] = ArchiveOffset(one.version if is_moved else before.version, queues, before.origins)
     return merged

@@ -231,7 +231,7 @@ class RocketmqTieredSource(DataSource):
     _versions: list[dict[Names, int]] | None = None
     """Catalog versions by archive, for each path."""
     _frame = ""
-    """The DataFrame, if ``load`` made one."""
+    """An id of the DataFrame, if ``load`` made one."""
 
     @classmethod
     def name(cls) -> str:

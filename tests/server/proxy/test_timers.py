@@ -171,7 +171,7 @@ async def test_a_broker_without_timers_gets_none(made: Scene, client: Client, co
         (
             properties(TIMER_DELAY_SEC=5),
             "4",
-            "a message of a transaction cannot be a timer: send it without one of both",
+            "a message of a transaction cannot be a timer: send it without a delivery time, or outside a transaction",
         ),
     ],
     ids=["too far", "no number", "too large", "transaction"],
