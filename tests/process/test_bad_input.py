@@ -203,7 +203,7 @@ def test_a_missing_middle_file_is_a_gap(real_store: Callable[[str], Path], tmp_p
     conf = str(source / "broker.conf")
     done = command("backfill", str(tmp_path / "store"), url, "--broker-conf", conf)
     assert done.returncode == 1, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "missing" in line]
+    (line,) = [line for line in done.stderr.splitlines() if "commitlog is missing" in line]
     assert f"begin_phys={FILE_BYTES}" in line and f"end_phys={2 * FILE_BYTES}" in line
     assert json.loads(command("status", url, "--json").stdout)["gaps"] > 0
     assert command("verify", url, "--full").returncode == 0
@@ -309,7 +309,7 @@ def test_sigterm_stops_in_time_even_when_nothing_can_be_stored(case: Case, small
         [*TIERED, *arguments], stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stderr is not None
-        while "abandoned" not in process.stderr.readline():
+        while "under new keys" not in process.stderr.readline():
             assert process.poll() is None
         process.terminate()
         errors = process.stderr.read()

@@ -87,7 +87,7 @@ class Mischief:
 def abandoned_ranges(sidecar: Sidecar) -> list[tuple[int, int]]:
     """[from_phys, to_phys) of every abandoned attempt, as the sidecar logged it."""
     lines = [json.loads(line) for line in sidecar.log.read_text().splitlines() if line.startswith("{")]
-    return [(line["from_phys"], line["to_phys"]) for line in lines if "abandoned" in line["message"]]
+    return [(line["from_phys"], line["to_phys"]) for line in lines if "under new keys" in line["message"]]
 
 
 def test_hundreds_of_lost_and_stalled_puts_under_load(tmp_path: Path, minio_url: RunningStore) -> None:

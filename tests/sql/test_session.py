@@ -293,8 +293,8 @@ def test_statements_reach_no_file_but_the_one_that_a_copy_writes(
         "SET enable_external_access = true": "locked",
         f"COPY orders TO '{root}/new.csv'": "inside an archive",
         f"COPY orders TO '{root}/cluster/broker/data/new.csv'": "inside an archive",
-        f"COPY orders TO '{tmp_path}/link.csv'": "is no file",
-        f"COPY orders TO '{tmp_path}'": "is no file",
+        f"COPY orders TO '{tmp_path}/link.csv'": "is not a file",
+        f"COPY orders TO '{tmp_path}'": "is not a file",
         f"COPY orders TO '{tmp_path}/none/new.csv'": "cannot write",
     }
     with rocketmq_tiered.open(orders) as archive:

@@ -13,12 +13,15 @@ from tests.archive.queue_reader import QueueReader, records_of
 from tests.broker_store.opened_store import consume_queues_of
 from tests.end_to_end.offloading import BROKER, CLUSTER, SMALL, archive_of, backfill
 from tests.maintenance.damage import flip
+from tests.maintenance.scrubbed import Scrubbed
 from tests.uploader.small_broker import SmallBroker
 from tiered.archive.verify import verify_archive
+from tiered.broker_store.commit_log import CommitLog
 from tiered.broker_store.store import open_broker_store
 from tiered.catalog.catalog_reader import load, read_commit
 from tiered.catalog.commit import CommitKind
 from tiered.catalog.hidden_history import list_histories
+from tiered.catalog.pages import RunIndex
 from tiered.catalog.repeated_offsets import repeated_offsets
 from tiered.catalog.state import CatalogState
 from tiered.errors import UnavailableError
@@ -92,6 +95,30 @@ def test_what_the_broker_serves_is_archived_at_its_offsets(
     broker.send(4)
     backfill(broker.path, memory, settings=SETTINGS)
     assert check(broker, memory, aside).cursor.history == state.cursor.history
+
+
+@pytest.mark.parametrize(("story", "aside", "batch"), STORIES)
+@pytest.mark.parametrize("every", [1, 2, 99])
+def test_scrub_saves_lost_objects_or_names_them_where_offsets_of_records_are_not_those_served(
+    tmp_path: Path, story: list[Step], aside: int, batch: int, every: int
+) -> None:
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.batch = batch
+    for number, step in enumerate(story, 1):
+        step(broker)
+        broker.send(2, "other")
+        if number % every == 0 or number == len(story):
+            backfill(broker.path, memory, settings=SETTINGS)
+    archive, state = archive_of(memory), load(archive_of(memory))
+    keys = {*RunIndex(archive).runs_of(state, ORDERS).object_keys}
+    whole = {key: archive.get(key) for key in keys}
+    archive.delete([*keys])
+    scrub = Scrubbed(archive, CommitLog([broker.path / "commitlog"]))
+    scrub.run()
+    assert scrub.task.status.damaged < len(keys) or every > 1
+    for key in {found.object_key for found in scrub.task.unreadable}:
+        archive.put_if_absent(key, [whole[key]])
+    check(broker, memory, aside)
 
 
 def test_a_writer_that_ends_between_the_cut_and_reading_again_loses_nothing(

@@ -33,6 +33,7 @@ ONCE_FAILED: dict[int, str] = {
     1835: "a damaged object was replaced while compaction joined its run with others: one message was there twice",
     2200: "a message stayed that the log had lost, above the place from which a repair let it be read again",
     2375: "archiving stopped: an expired queue of offsets used twice changed when another queue ended",
+    2407: "scrub saved the first of two messages with one offset, of which the archive had had the second",
 }
 """What was wrong with seeds that failed, at their time: later changes of the world give them other histories."""
 

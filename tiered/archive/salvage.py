@@ -106,10 +106,9 @@ class Salvage:
         ]
 
     def add(self, run: int, rows: Table) -> None:
-        """Add rows that were found of the run number ``run``; a row that ends at the same offset as an earlier one is
-        dropped."""
+        """Add rows that were found of the run number ``run``; those that were found before are dropped."""
         all_rows = np.concatenate([self.rows[run], rows])
-        _, first = np.unique(all_rows["end"], return_index=True)
+        _, first = np.unique(all_rows[["end", "phys"]], return_index=True)
         all_rows = all_rows[first]
         if self.runs["kind"][run] == RunKind.SPARSE and self.wanted[run] is None:
             # Which offsets the run's rows had is unknown: each row spans those that are missing before it.
@@ -231,7 +230,20 @@ def salvaged(
         _add_entries(store, state, salvage, entries)
     if log is not None and salvage.lost:
         _add_logged(log, salvage, [not _has_ended(state, queue) for queue in check.queues])
+    _drop_contradicted(salvage)
     return salvage
+
+
+def _drop_contradicted(salvage: Salvage) -> None:
+    """Drop the rows of runs that the object's tail does not describe, if records were found in two places for one
+    offset, or the first or last one in another place than the catalog has for the run: the broker used offsets twice
+    or lost units of the consume queue, so that it served messages at other offsets than their records say."""
+    for number, (run, rows) in enumerate(zip(salvage.runs, salvage.rows, strict=True)):
+        is_first = (rows["begin"] == run["base_queue_offset"]) != (rows["phys"] == run["min_phys"])
+        is_last = (rows["end"] == run["end_queue_offset"]) != (rows["phys"] + rows["size"] == run["end_phys"])
+        has_repeated = len(np.unique(rows["end"])) < len(rows)
+        if salvage.wanted[number] is None and (has_repeated or is_first.any() or is_last.any()):
+            salvage.rows[number] = NO_ROWS
 
 
 def _add_indexed(store: ObjectStore, index: SegmentIndex, salvage: Salvage) -> None:
