@@ -89,7 +89,12 @@ class StoreTrial:
             every += [
                 Check("bucket-large", "the largest request", self._large, ("bucket-create",)),
                 Check("bucket-multipart-abort", "abort an upload", self._abort, ("bucket-create",)),
-                Check("bucket-checksum", "damaged bodies are refused", self._checksum, ("bucket-create",)),
+                Check(
+                    "bucket-checksum",
+                    "an upload whose bytes do not match its checksum is refused",
+                    self._checksum,
+                    ("bucket-create",),
+                ),
             ]
         return [*every, Check("bucket-delete", "delete", self._delete, ("bucket-create",))]
 

@@ -51,7 +51,10 @@ class _StoredFile(InputFile, OutputFile):
     def __len__(self) -> int:
         for size_bytes in self._sizes():
             return size_bytes
-        raise NotFoundError(f"{self.location} does not exist", hint="the catalog's table has lost a file")
+        raise NotFoundError(
+            f"{self.location} does not exist",
+            hint="the Iceberg table refers to this file: put it back, or export to a new table",
+        )
 
     def exists(self) -> bool:
         """Whether it can be read."""

@@ -301,22 +301,22 @@ class _SliceReader:
         self.ref, self._at, self._last = part
         self._footer = files.footer(part.ref)
         self._rows: Rows = np.zeros(0, ENTRY_DTYPE), (), ()
-        self._is_over = False
+        self._is_all_read = False
 
     def fill(self) -> bool:
-        """Read pages until entries of two times or keys are in memory, so that the first of them is known as a whole,
-        or all are. False: nothing is left."""
-        while not self._is_over and not self._has_two():
+        """Read pages until the entries in memory have at least two different times or keys: then those of the first one
+        are all in memory; or until the last page is read. Returns whether an entry is in memory."""
+        while not self._is_all_read and not self._has_two():
             number = int(np.searchsorted(self._footer.page_row, self._at, side="right")) - 1
             begin, end = self._footer.page_row[number : number + 2].tolist()
             last = min(end, self._last)
             if self._footer.pages["first_ms"][number] >= self._before_ms:
-                self._is_over = True
+                self._is_all_read = True
                 break
             rows, queues, topics = self._files.page(self.ref, number)
             page = rows[self._at - begin : last - begin]
             count = int(np.searchsorted(page["deliver_ms"], self._before_ms))
-            self._is_over = count < len(page) or last == self._last
+            self._is_all_read = count < len(page) or last == self._last
             self._rows = united([self._rows, (page[:count], queues, topics)])
             self._at += count
         return bool(len(self._rows[0]))
@@ -331,7 +331,7 @@ class _SliceReader:
     @property
     def bound(self) -> tuple[int, int]:
         """Entries before this time and key are all in memory."""
-        if self._is_over:
+        if self._is_all_read:
             return NEVER_MS, 0
         last = self._rows[0][-1]
         return int(last["deliver_ms"]), int(last["key_hash"])

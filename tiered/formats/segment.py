@@ -349,9 +349,9 @@ def _check(queues: Sequence[QueueKey], runs: Table, view: RunView, rows: RowTabl
     if int(runs["rows"].min()) < 1 or int(view.first_row[-1]) != count:
         raise ValueError(f"a segment's runs have {int(view.first_row[-1])} rows, its columns {count}")
     if int(runs["queue"].max()) >= len(queues):
-        raise ValueError("the queue of a run is not in the table")
+        raise ValueError("a run has the number of a queue that the segment's table of queues lacks")
     if int(rows.key_count.sum(dtype=np.int64)) != len(rows.key_hashes):
-        raise ValueError("key counts and key hashes differ")
+        raise ValueError("the key counts of the rows do not add up to the number of key hashes")
     bad = check_rows(
         view.first_row,
         view.kind,

@@ -232,7 +232,7 @@ class SegmentIndex:
             self._pages.stop >= len(self._page_row)
             or (self._page_row[[self._pages.start, self._pages.stop]] != ends).any()
         ):
-            raise ValueError("column pages do not begin and end with the rows of the runs")
+            raise ValueError("the column pages do not have exactly the rows of the runs")
         first, end = self._page_offset[[self._pages.start, self._pages.stop]].tolist()
         self._page_bytes, self._pages_offset = bytes(before_footer[first:end]), first
 

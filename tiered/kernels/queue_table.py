@@ -153,7 +153,7 @@ class QueueTable:
             self._allocate(queues, max(2 * topic_bytes, topic_bytes + _TOPIC_BYTES_MAX))
         else:
             raise ValueError(
-                f"the queue table cannot grow: the code {shortage} is neither QUEUES_FULL nor TOPIC_BYTES_FULL"
+                f"the queue table cannot grow, as the kernel gave no reason for it that is known: {shortage}"
             )
 
     def _allocate(self, queues: int, topic_bytes: int) -> None:

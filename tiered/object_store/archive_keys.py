@@ -166,7 +166,8 @@ class ArchiveKeys:
             )
 
     def add(self, ring_key: str, *, is_topics: bool = False) -> ArchiveKey:
-        """Make a key that encrypts objects from now on, wrapped by ``ring_key``. Raises what the ring raises."""
+        """Make a key that encrypts objects from now on, wrapped by ``ring_key``; with ``is_topics`` those of the
+        topics whose rules name this ring key. Raises what the ring raises."""
         key, key_id = secrets.token_bytes(KEY_BYTES), secrets.token_hex(16)
         wrapped = self.ring.wrap(ring_key, key, f"{self.name}/{key_id}")
         made = ArchiveKey(key_id, ring_key, wrapped, is_topics, MACHINE_CLOCK.wall_ms())

@@ -242,7 +242,8 @@ class ClientTable:
             data_set = document.get("consumerDataSet") or []
             if len(data_set) > HEARTBEAT_GROUPS_MAX:
                 raise BadRequestError(
-                    f"the heartbeat names {len(data_set)} consumer groups, at most {HEARTBEAT_GROUPS_MAX} are taken"
+                    f"the heartbeat is refused: it names {len(data_set)} consumer groups, and at most "
+                    f"{HEARTBEAT_GROUPS_MAX} are allowed"
                 )
             changes = [
                 self._take_group(request, client_id, data, has_subscriptions=has_subscriptions)

@@ -175,9 +175,8 @@ class MountedArchive:
             lease=member.lease,
             has_lapsed=lapsed_leases(place.store),
         )
-        self._lease = (
-            member.lease
-        )  # a lost lease is followed by another one, which does not include these groups
+        # Kept, as the node may lose it and get another one, under which these groups are not claimed.
+        self._lease = member.lease
         self._offsets = GroupOffsets(
             log, lease_ms=settings.lease_ms, bytes_max=memory.offsets, node_holds=self._node_holds
         )

@@ -99,7 +99,8 @@ def _status_of(reply: BrokerReply, offset: int, *, has_all: bool) -> tuple[PullS
 
 def _without_holes(reply: BrokerReply, offset: int) -> tuple[PullStatus, int, memoryview]:
     """Return status, next offset and records of a broker's reply, cut off in front of the first message that the broker
-    has deleted: its offset is the next one, so that it is read from the archive."""
+    has deleted: its offset is the next one, so that it is read from the archive. If even the message at ``offset`` is
+    deleted, the status tells that the broker begins later. ``reply.offset_delta`` is added to the broker's offsets."""
     begin, expected = 0, offset - reply.offset_delta
     body = reply.body
     while begin < len(body):
