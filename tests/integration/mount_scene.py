@@ -29,9 +29,9 @@ QUEUES = 4
 PREFIX = "archives"
 _QUICK = """
 import sys
-from rocketmq_tiered.cli import detach, main
-waits = detach.Waits
-detach.Waits = lambda wait_s: waits(wait_s, 4, 3, 3)
+from rocketmq_tiered.cli import main
+from rocketmq_tiered.process import detach
+detach.ROUTE_POLL_S, detach.QUIET_S = 4, 3
 sys.exit(main(sys.argv[1:]))
 """
 """`tiered`, with less time to wait in detach: these clients read routes every second."""
