@@ -77,7 +77,7 @@ def test_an_impossible_topic_is_refused() -> None:
     assert table.ordinal("x" * 32_767, 0) == 0
     with pytest.raises(IndexError):
         table.topic(1)
-    with pytest.raises(ValueError, match="is neither QUEUES_FULL nor TOPIC_BYTES_FULL"):
+    with pytest.raises(ValueError, match="the kernel gave no reason"):
         table.grow(ABSENT)
 
 

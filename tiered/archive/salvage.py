@@ -237,12 +237,14 @@ def salvaged(
 def _drop_contradicted(salvage: Salvage) -> None:
     """Drop the rows of runs that the object's tail does not describe, if records were found in two places for one
     offset, or the first or last one in another place than the catalog has for the run: the broker used offsets twice
-    or lost units of the consume queue, so that it served messages at other offsets than their records say."""
+    or lost units of the consume queue, so that it served messages at other offsets than their records say. Rows of
+    sparse runs come from the object alone, and span offsets of others."""
     for number, (run, rows) in enumerate(zip(salvage.runs, salvage.rows, strict=True)):
         is_first = (rows["begin"] == run["base_queue_offset"]) != (rows["phys"] == run["min_phys"])
         is_last = (rows["end"] == run["end_queue_offset"]) != (rows["phys"] + rows["size"] == run["end_phys"])
         has_repeated = len(np.unique(rows["end"])) < len(rows)
-        if salvage.wanted[number] is None and (has_repeated or is_first.any() or is_last.any()):
+        is_described = run["kind"] == RunKind.SPARSE or salvage.wanted[number] is not None
+        if not is_described and (has_repeated or is_first.any() or is_last.any()):
             salvage.rows[number] = NO_ROWS
 
 
