@@ -127,7 +127,7 @@ FIRST_WAIT_S, NEWER_WAIT_S = 1.0, 0.3
 SHORT_WAIT_S = 0.2
 """How long a page waits that is shown without the archive first."""
 OBJECTS_MAX = 1_000_000
-OLDEST_WORK_S = 0.3
+OLDEST_MAX, OLDEST_WORK_S = 50_000, 0.3
 EXPIRED_WORK_S = 5.0
 """How long a reading of the catalog looks for expired bytes; others count as stored until the next one."""
 SMALL_CACHE_BYTES = 8 << 20
@@ -178,6 +178,8 @@ class ArchiveView:
         self._last: Contents | None = None
         self._is_expired_known = True
         """Whether there was time to find the expired bytes of all queues for ``_last``."""
+        self._oldest: dict[QueueKey, tuple[int, int | None]] = {}
+        """Minimum offset of a queue, and when the oldest message was stored."""
         self._rules: tuple[object, Callable[[str], TopicRule]] | None = None
         """The rules of topics, and what they were read from."""
         self._is_closed = False
@@ -239,19 +241,26 @@ class ArchiveView:
 
     def oldest_ms(self, contents: Contents, topics: Sequence[str]) -> dict[str, int | None]:
         """Return when the oldest message of each topic was stored, None for a topic without messages. Topics are
-        missing for which the catalog's pages could not be read within OLDEST_WORK_S; some are kept for later calls."""
+        missing whose queues could not all be looked up within OLDEST_WORK_S; the times of those that were are kept for
+        later calls."""
         state, until_s = contents.state, time.monotonic() + OLDEST_WORK_S
+        if len(self._oldest) > OLDEST_MAX:  # queues that are gone do not take memory for ever
+            self._oldest.clear()
         found: dict[str, int | None] = {}
         with contextlib.suppress(TieredError):
             index = self._run_index(self.access())
             for topic in topics:
                 times = list[int | None]()
                 for row in state.directory.rows_of_topic(topic, state.queue_count):
-                    if time.monotonic() >= until_s:
-                        return found
-                    if not state.table["flags"][row] & QUEUE_HIDDEN:
-                        low = int(state.table["min_queue_offset"][row])
-                        times.append(oldest_ms(state, state.key_of(row), low, index))
+                    if state.table["flags"][row] & QUEUE_HIDDEN:
+                        continue
+                    key, low = state.key_of(row), int(state.table["min_queue_offset"][row])
+                    known = self._oldest.get(key)
+                    if known is None or known[0] != low:
+                        known = self._oldest[key] = low, oldest_ms(state, key, low, index)
+                        if time.monotonic() >= until_s:
+                            return found
+                    times.append(known[1])
                 found[topic] = min((time_ms for time_ms in times if time_ms is not None), default=None)
         return found
 
