@@ -56,7 +56,7 @@ class RealHistory:
     def __init__(self, store: CountingStore, limits: CatalogLimits, settings: IndexSettings) -> None:
         self._archive = ArchiveBuilder(store, limits=limits, codec=BlockCodec())
         self._index = IndexBuilder(
-            store, self._archive.writer, settings, clock=Clock(wall_ms=lambda: START_MS), log=lambda *_: None
+            store, self._archive.writer, settings, clock=Clock(wall_ms=lambda: START_MS)
         )
         self.recent: deque[tuple[CatalogState, int]] = deque(maxlen=RECENT)
         """After each of the newest index builds, with the number of cycles so far. Replaced files are still there."""

@@ -26,6 +26,7 @@ from benchmarks.aging import (
     table,
 )
 from benchmarks.counting_store import CountingStore, rss_bytes
+from benchmarks.machine import peak_rss_bytes
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from benchmarks.synthetic_history import SyntheticHistory
@@ -150,14 +151,9 @@ def verified(store: CountingStore, state: CatalogState) -> Row:
         "verify_requests": store.reads - reads,
         "verify_listings": store.listed - listed,
         "verify_cpu_s": time.process_time() - begun_s,
-        "verify_peak_bytes": _peak_rss_bytes() - before_bytes,
+        "verify_peak_bytes": peak_rss_bytes("self") - before_bytes,
         "commits_a_get": state.version / max(1, store.reads - reads),
     }
-
-
-def _peak_rss_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def summarize(rows: Sequence[Row]) -> list[Row]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.machine import note, process_core_s
+from benchmarks.machine import note, peak_rss_bytes, process_core_s
 from benchmarks.recording import record
 from benchmarks.report import MIB, Row
 from tests.servers.rocketmq import BROKER, CLUSTER, RocketMq
@@ -108,14 +108,8 @@ def _watched(tiered: subprocess.Popen[bytes], seconds: float) -> Row:
             raise RuntimeError(f"tiered run ended with {tiered.returncode}")
         time.sleep(min(STATUS_EVERY_S, seconds - took_s))
         cores = (process_core_s(tiered.pid) - before_s) / (time.monotonic() - begun_s)
-        note(f"{took_s:.0f} s: {cores:.3f} cores, {_peak_bytes(tiered.pid) // MIB} MiB")
-    return {"cores": round(cores, 3), "peak_bytes": _peak_bytes(tiered.pid)}
-
-
-def _peak_bytes(pid: int) -> int:
-    """VmHWM of the process alone, without its children."""
-    lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+        note(f"{took_s:.0f} s: {cores:.3f} cores, {peak_rss_bytes(tiered.pid) // MIB} MiB")
+    return {"cores": round(cores, 3), "peak_bytes": peak_rss_bytes(tiered.pid)}
 
 
 def _read(options: argparse.Namespace, broker: RocketMq, threads: int, since_ms: int) -> Row:
@@ -127,7 +121,11 @@ def _read(options: argparse.Namespace, broker: RocketMq, threads: int, since_ms:
         words = (options.topics, options.queues, options.read_queues, threads, PULL_BATCH, since_ms)
         printed = broker.run_java("PullMany", address, *map(str, words), timeout_s=1200)
         row: Row = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
-        return {**row, "cpu_s": round(process_core_s(server.pid), 2), "peak_bytes": _peak_bytes(server.pid)}
+        return {
+            **row,
+            "cpu_s": round(process_core_s(server.pid), 2),
+            "peak_bytes": peak_rss_bytes(server.pid),
+        }
     finally:
         server.stop()
 

@@ -136,6 +136,12 @@ class _MemoryWatch(threading.Thread):
         self.join()
 
 
+def peak_rss_bytes(pid: int | str) -> int:
+    """VmHWM of the process ``pid`` ("self": of this one) alone, without its children."""
+    lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+    return next(_bytes_of(line.partition(":")[2]) for line in lines if line.startswith("VmHWM"))
+
+
 def _bytes_of(field_text: str) -> int:
     return int(field_text.split(maxsplit=1)[0]) * 1024
 

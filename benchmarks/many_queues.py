@@ -116,7 +116,7 @@ def _figures(what: str, child: ChildRun) -> Row:
     if what not in WAYS:
         return {"cpu_s": round(child.cpu_s, 2), "peak_bytes": child.peak_rss_bytes}
     found = json.loads(child.output.splitlines()[-1])
-    cpu_s = round(found["cpu_us_per_message"] * found["messages"] / 1e6, 2)
+    cpu_s = round(found["cpu_us_per_message"] * found["messages"] / 1e6, 4)
     return {"cpu_s": cpu_s, "peak_bytes": found.get("peak_bytes", child.peak_rss_bytes)}
 
 

@@ -12,9 +12,8 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from benchmarks.machine import busy_core_s, others_cores, process_core_s
+from benchmarks.machine import busy_core_s, others_cores, peak_rss_bytes, process_core_s
 from benchmarks.report import Row
 from tiered.remoting.command import RemotingCommand, SerializeType, decode, encode
 
@@ -179,13 +178,11 @@ def read_slowly(options: argparse.Namespace) -> Row:
                 selector.unregister(connection)
                 lost += 1
         time.sleep(0.05)
-    status = Path(f"/proc/{options.pid}/status").read_text("ascii", "replace")
-    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     return {
         "connections": options.slow,
         "closed": lost,
         "received_bytes": received_bytes,
-        "peak_rss_bytes": peak * 1024,
+        "peak_rss_bytes": peak_rss_bytes(options.pid),
     }
 
 

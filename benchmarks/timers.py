@@ -246,9 +246,8 @@ def dequeue(work: Path, count: int, address: str) -> None:
     while True:
         try:
             run_pass(task, commits.refresh)
-        except (
-            UnavailableError
-        ):  # as in the process: a broker that does not answer is queried and tried again
+        except UnavailableError:
+            # As in the process: a broker that does not answer is queried and tried again.
             failures += 1
         if not commits.refresh().timers:
             break

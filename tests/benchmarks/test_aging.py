@@ -71,9 +71,8 @@ def test_queries_take_as_many_requests_after_a_long_history() -> None:
     assert long["index_files"] <= settings.day_files_max
     for row in (short, long):
         assert max(row["time_requests"], row["id_requests"]) <= 5
-        assert (
-            max(row["key_requests"], row["unique_key_requests"]) <= settings.day_files_max + 7
-        )  # pages are short
+        # Pages are short.
+        assert max(row["key_requests"], row["unique_key_requests"]) <= settings.day_files_max + 7
     for name in ("time", "key", "unique_key", "id"):
         assert long[f"{name}_peak_bytes"] <= short[f"{name}_peak_bytes"] + (4 << 20), name
     assert long["index_peak_bytes"] <= short["index_peak_bytes"] + (4 << 20)

@@ -76,6 +76,18 @@ def check(broker: SmallBroker, memory: MemoryStore, aside: int) -> CatalogState:
     return state
 
 
+def played(tmp_path: Path, story: list[Step], batch: int, every: int) -> tuple[SmallBroker, MemoryStore]:
+    """A broker after ``story``, and its archive: a backfill after each ``every``-th step, and after the last."""
+    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
+    broker.batch = batch
+    for number, step in enumerate(story, 1):
+        step(broker)
+        broker.send(2, "other")
+        if number % every == 0 or number == len(story):
+            backfill(broker.path, memory, settings=SETTINGS)
+    return broker, memory
+
+
 STORIES = [(LOST_UNIT, 1, 0), (LOST_TAIL, 2, 0), (TWICE, 2, 0), (LOST_TAIL, 6, 3)]
 
 
@@ -84,13 +96,7 @@ STORIES = [(LOST_UNIT, 1, 0), (LOST_TAIL, 2, 0), (TWICE, 2, 0), (LOST_TAIL, 6, 3
 def test_what_the_broker_serves_is_archived_at_its_offsets(
     tmp_path: Path, story: list[Step], aside: int, batch: int, every: int
 ) -> None:
-    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
-    broker.batch = batch
-    for number, step in enumerate(story, 1):
-        step(broker)
-        broker.send(2, "other")
-        if number % every == 0 or number == len(story):
-            backfill(broker.path, memory, settings=SETTINGS)
+    broker, memory = played(tmp_path, story, batch, every)
     state = check(broker, memory, aside)
     broker.send(4)
     backfill(broker.path, memory, settings=SETTINGS)
@@ -102,13 +108,7 @@ def test_what_the_broker_serves_is_archived_at_its_offsets(
 def test_scrub_saves_lost_objects_or_names_them_where_offsets_of_records_are_not_those_served(
     tmp_path: Path, story: list[Step], aside: int, batch: int, every: int
 ) -> None:
-    broker, memory = SmallBroker(tmp_path / "store"), MemoryStore("memory://twice")
-    broker.batch = batch
-    for number, step in enumerate(story, 1):
-        step(broker)
-        broker.send(2, "other")
-        if number % every == 0 or number == len(story):
-            backfill(broker.path, memory, settings=SETTINGS)
+    broker, memory = played(tmp_path, story, batch, every)
     archive, state = archive_of(memory), load(archive_of(memory))
     keys = {*RunIndex(archive).runs_of(state, ORDERS).object_keys}
     whole = {key: archive.get(key) for key in keys}
