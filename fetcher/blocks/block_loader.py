@@ -454,9 +454,8 @@ class BlockLoader:
                     continue
                 block = found
                 if int(index.blocks["codec"][load.span.first_block]) == CODEC_RAW:
-                    block = (
-                        found.copy()
-                    )  # an uncompressed block is a view, which would keep the whole GET in memory
+                    # An uncompressed block is a view, which would keep the whole GET in memory.
+                    block = found.copy()
                     block.flags.writeable = False
                 self._budget.tie(load.span.raw_bytes, block)
                 load.block = block

@@ -136,10 +136,11 @@ class MemoryPulls:
         if view is None or reader is None or view.is_hidden or view.first_offset is None:
             return None
         if len(self._by_name) >= READERS_MAX or view.state is not self._by_name_of:
+            # Otherwise readers that stop keep old versions in memory.
             self._by_name, self._by_name_of = (
                 {},
                 view.state,
-            )  # otherwise readers that stop keep old versions in memory
+            )
         # The reader's own strings are the keys, so that those of this request are not kept in memory.
         found = self._by_name[reader.name[1], request.queue_id, reader.name[0]] = view, reader
         return found

@@ -249,9 +249,8 @@ class TieredMessageFetcher:
             self.counters.waited += 1
         self.counters.messages += len(read.batch)
         if reader is None and read.next_offset < until:
-            reader = self.readers.open(
-                key, began_s
-            )  # the rest did not fit into this result: there is a next pull
+            # If the rest did not fit into this result, there is a next pull.
+            reader = self.readers.open(key, began_s)
         if reader is not None:
             if waits and ready is not None:
                 self.prefetcher.waited(reader, ready, read.next_offset)
@@ -264,9 +263,8 @@ class TieredMessageFetcher:
         the reader's last one ended."""
         prefetcher, offset = self.prefetcher, request.offset
         if reader.window.position < 0 and until - offset > request.count:
-            await self._ranges.open(
-                view, offset
-            )  # so that the first block shares a request with those behind it
+            # The first block then shares a request with those behind it.
+            await self._ranges.open(view, offset)
             runs = await self.catalog.runs_of(view, offset)
             prefetcher.announced(reader, offset, until, runs.bytes_per_offset(offset))
         is_sequential = reader.window.position == offset

@@ -168,9 +168,8 @@ class RowReader:
             after.blocks = fetch.touched
         covered = max(covered, at)
         if reply.batches and request.filter is None:
-            at = _after(
-                reply.batches[-1], -1
-            )  # the offset after the last message, though no message may be there
+            # This is the offset after the last message, where no message may be.
+            at = _after(reply.batches[-1], -1)
         gap = (request.offset, reply.begin) if reply.begin > request.offset else None
         return ReadRows(
             joined_batch(reply.batches),

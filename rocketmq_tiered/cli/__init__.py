@@ -154,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb in (
         "export",
         "sql",
-    ):  # other users' programs read their files, as far as the caller's umask allows
+    ):
+        # Other users' programs read their files, as far as the caller's umask allows.
         os.umask(before)
     try:
         return run_verb(module.execute, parser.parse_intermixed_args(_with_relative_times(rest)))

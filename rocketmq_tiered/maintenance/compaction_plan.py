@@ -233,9 +233,8 @@ def sequences_of_runs(candidates: Candidates, moved: NDArray[Any]) -> Sequences:
     cover = candidates.cover(table["version"][moved])
     order = np.lexsort((table["base_queue_offset"][moved], rank[table["queue"][moved]], ttl_class, cover))
     moved, ttl_class, cover = moved[order], ttl_class[order], cover[order]
-    runs = {
-        name: table[name][moved] for name in _SEQUENCE_COLUMNS
-    }  # copies only the columns that are compared
+    # Only the columns that are compared are copied.
+    runs = {name: table[name][moved] for name in _SEQUENCE_COLUMNS}
     before = {name: column[:-1] for name, column in runs.items()}
     after = {name: column[1:] for name, column in runs.items()}
     same = (before["queue"] == after["queue"]) & (ttl_class[:-1] == ttl_class[1:]) & (cover[:-1] == cover[1:])

@@ -552,9 +552,8 @@ class ExpiryPlanner:
             runs = waiting[positions(begin, judged)]
             stays = ~self._is_dead(runs, parents)
             first = np.cumsum(judged) - judged  # where the runs of each queue begin in ``runs``
-            expired = _prefixes(
-                stays, first
-            )  # how many of them expire: those before the first one that stays
+            # Those before the first one that stays expire.
+            expired = _prefixes(stays, first)
             queue = runs["queue"].astype(np.int64)
             self._expire(self._left(runs, queue), queue, _in_prefix(expired, first, len(runs)))
             is_continued = (expired == judged) & (begin + judged < end)

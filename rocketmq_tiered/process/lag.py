@@ -172,10 +172,11 @@ def written_end(log: CommitLog, begin_phys: int, end_phys: int) -> int:
     """The end of what is written of the log between two physical offsets, to a page: from there on it has zeros, as
     files have their full size before they are written. It is found by bisection, so that a page of zeros inside a
     record can make it too small."""
+    # The end is above low, and at most at high.
     low, high = (
         begin_phys // PAGE_BYTES,
         -(-end_phys // PAGE_BYTES),
-    )  # pages: the end is above low, at most at high
+    )
     if _is_written(log, high - 1):
         return end_phys
     while high - low > 1:

@@ -231,9 +231,8 @@ class RemoteTimerBroker:
                 busy.append((number, send))
             else:
                 refused[number] = failure.message
-                if isinstance(
-                    failure, NotFoundError
-                ):  # the topic was deleted: read the broker's topics again
+                if isinstance(failure, NotFoundError):
+                    # The topic was deleted: read the broker's topics again.
                     self._known = None
 
         self._connected().call_many(requests, on_answer, until_s)

@@ -48,8 +48,7 @@ class TimerMessages:
                 while walk.offset <= last and (batch := run_sync(walk.next_batch())) is not None:
                     wanted = batch.select(np.isin(batch.queue_offsets, close))
                     for message in messages_of(wanted, queue, is_batch=is_batch):
-                        message.data = memoryview(
-                            bytes(message.data)
-                        )  # a copy, which does not keep the block
+                        # A copy, so that the block does not stay in memory.
+                        message.data = memoryview(bytes(message.data))
                         found[queue, message.queue_offset] = message
         return found

@@ -403,10 +403,11 @@ def test_unknown_names_must_be_given() -> None:
         ({"traceTopicEnable": "true", "msgTraceTopicName": "traces"}, "traces"),
         ({"traceTopicEnable": " TRUE ", "msgTraceTopicName": " traces "}, "traces"),
         ({"traceTopicEnable": "true"}, ""),
+        # The broker then makes no such topic: one of this name is a user's.
         (
             {"msgTraceTopicName": "traces"},
             "",
-        ),  # then the broker makes no such topic: one of this name is a user's
+        ),
         ({"traceTopicEnable": "false", "msgTraceTopicName": "traces"}, ""),
     ],
 )

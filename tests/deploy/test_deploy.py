@@ -237,9 +237,8 @@ def test_services_are_confined(path: Path) -> None:
     allowed_calls, *changes = [line for line in lines if line.startswith("SystemCallFilter=")]
     assert allowed_calls.startswith("SystemCallFilter=@system-service")
     assert changes[0] == "SystemCallFilter=~@privileged @resources"
-    has_child = (
-        path.name == "rocketmq-tiered.service"
-    )  # it lowers the priority of the process that joins objects
+    # This service lowers the priority of the process that joins objects.
+    has_child = path.name == "rocketmq-tiered.service"
     assert changes[1:] == ["SystemCallFilter=setpriority sched_setscheduler"] * has_child
 
 

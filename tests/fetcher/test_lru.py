@@ -100,9 +100,8 @@ def test_a_reader_without_memory_takes_the_place_of_another_or_is_not_kept() -> 
 def test_what_is_set_aside_is_not_there_for_others() -> None:
     budget = ByteBudget(1_000)
     assert budget.reserve(400, Priority.USER)
-    assert (
-        not budget.try_charge(601, Priority.USER) or budget.charged_bytes == 601
-    )  # alone: it is larger than the rest
+    # It is larger than the rest, and alone.
+    assert not budget.try_charge(601, Priority.USER) or budget.charged_bytes == 601
     budget.release(601)
     assert budget.try_charge(500, Priority.USER)
     assert not budget.try_charge(101, Priority.USER) and not budget.reserve(101, Priority.USER)

@@ -315,9 +315,8 @@ def _late_archive(tmp_path: Path) -> tuple[Scene, int]:
     for path in early:
         (away / path.name).rename(path)
     archive = Backend(root)
-    hot = HotReader(
-        open_broker_store(store.path), clock=Clock(monotonic_s=lambda: 0.0)
-    )  # never looks again on its own
+    # It never looks again on its own.
+    hot = HotReader(open_broker_store(store.path), clock=Clock(monotonic_s=lambda: 0.0))
     scene = Scene(store, root, archive, hot, PolicyReader(archive, hot, topics=FILTER))
     scene.policy("FORCE")
     row = archive.state.queue(QueueKey("t", 0, 0))

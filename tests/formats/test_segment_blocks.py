@@ -53,6 +53,7 @@ def _content(records: Records, block: int, rows: list[int]) -> bytes:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_block_is_stored_whole_whatever_the_threads(threads: int) -> None:
+    # Among them is a block larger than a piece, and than what a thread keeps.
     rows = [
         1,
         3,
@@ -66,7 +67,7 @@ def test_every_block_is_stored_whole_whatever_the_threads(threads: int) -> None:
         1,
         15,
         2,
-    ]  # a block larger than a piece, and than what a thread keeps, among them
+    ]
     assert rows[2] * RECORD_BYTES < PIECE_BYTES < KEPT_BYTES < rows[3] * RECORD_BYTES
     records, blocks = _arena(sum(rows)), _blocks(rows)
     packer = BlockPacker(1, threads)

@@ -130,9 +130,8 @@ class RestoredBroker:
         self.directory = directory
         kept = {name: value for name, value in config.items() if not name.startswith("storePath")}
         self.server = RocketMq(version, directory, kept)
-        (directory / "conf" / "logback_tools.xml").write_text(
-            "<configuration/>"
-        )  # 4.9's does nothing without it
+        # 4.9's does nothing without it.
+        (directory / "conf" / "logback_tools.xml").write_text("<configuration/>")
 
     def pull(self, queues: list[Queue]) -> Pulled:
         """Every message of ``queues``."""

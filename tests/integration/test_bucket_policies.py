@@ -134,9 +134,8 @@ def bucket(tmp_path_factory: pytest.TempPathFactory, real_store: Callable[[str],
     patch = pytest.MonkeyPatch()
     patch.setenv("AWS_CA_BUNDLE", str(authority.certificate))
     patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    patch.setenv(
-        "SSL_CERT_FILE", str(authority.certificate)
-    )  # for the test's own question whether MinIO is ready
+    # For the test's own question whether MinIO is ready.
+    patch.setenv("SSL_CERT_FILE", str(authority.certificate))
     try:
         with running_minio(directory / "minio", certificates) as server:
             store = real_store("F") / "store"

@@ -52,9 +52,8 @@ class Case:
 
     def expected(self) -> tuple[dict[tuple[str, int], tuple[int, int]], set[tuple[str, int, int, int]]]:
         """Minimum and maximum by queue; (topic, queue id, offset, physical offset) of the messages."""
-        skipped = compaction_topics(self.truth) | {
-            "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-        }  # in no topic table at first
+        # They are in no topic table at first.
+        skipped = compaction_topics(self.truth) | {"RMQ_SYS_TRANS_OP_HALF_TOPIC"}
         skipped |= {"t_bcq"} if self.kind is StoreKind.ROCKSDB else set()
         queues = {
             (line["topic"], line["queueId"]): (line["minOffset"], line["maxOffset"])

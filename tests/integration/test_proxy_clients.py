@@ -204,9 +204,8 @@ def alike(tiered_proxy: ProxyScene, command: str, printed: str) -> str:
         text = re.sub(r"[-+]?\d[\d.,]*(E-?\d+)?", "N", text)
     text = re.sub(r"Consume TPS: .*|putMessageDistributeTime.*|\(long\)\[\d+\]", "", text)
     if command in OF_MESSAGES:
-        text = re.sub(
-            r"(MIN|MAX)_OFFSET=\d+,? ?|(min|max)Offset=\d+, ", "", text
-        )  # of the line, and it grows
+        # The last part of the line, which grows.
+        text = re.sub(r"(MIN|MAX)_OFFSET=\d+,? ?|(min|max)Offset=\d+, ", "", text)
     if command == "consumerProgress of all":
         text = re.sub(r"(?m)\S+([ \t]+\S+)[ \t]*$", r"\1", text)  # TPS
     if command.startswith(("topicList", "consumerProgress of")):

@@ -141,9 +141,8 @@ def test_retry_messages_come_again_and_end_as_dead_letters_over_kill_9(served: S
             for queue in archive.queues("t_props")
             for message in archive.queue("t_props", queue.queue_id).messages()
         }
-    again = [
-        fields for fields in done if fields[10] == "t_props"
-    ]  # the rest was consumed again by the client itself
+    # The rest was consumed again by the client itself.
+    again = [fields for fields in done if fields[10] == "t_props"]
     assert len(again) >= wanted // 2
     assert all(origins[fields[11]] == (int(fields[2]), int(fields[3])) for fields in again)
     # Dead letters: everything, read by the pull API.

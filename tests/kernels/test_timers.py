@@ -88,9 +88,8 @@ def test_the_kernel_finds_what_the_model_finds(
         )
         deliver_ms, key_hash, topic_hash, refusal, cancel_ms, cancel_hash, cancels, *place, at, length = row
         topic = arena[at : at + length].tobytes().decode()
-        if (
-            wanted.refusal is Refusal.BAD_TARGET
-        ):  # the write path asks that of each topic, not of each message
+        if wanted.refusal is Refusal.BAD_TARGET:
+            # The write path asks that of each topic, not of each message.
             assert not refusal and refused_target(topic)
             continue
         assert Refusal(refusal) is wanted.refusal, decoded.properties

@@ -59,9 +59,8 @@ def test_what_was_stored_is_read_by_any_range(ring: Path, size: int) -> None:
     assert plain_size(sealed_size(size)) == size == next(iter(sealing(inner, ring).list(key))).size_bytes
     reader = sealing(inner, ring)
     for number in range(60):
-        reader = (
-            sealing(inner, ring) if number % 3 == 0 else reader
-        )  # the first range that a process reads, and others
+        # The first range that a process reads, and others.
+        reader = sealing(inner, ring) if number % 3 == 0 else reader
         begin = chance.randint(0, size)
         length = chance.choice((size - begin, chance.randint(0, size - begin)))
         assert reader.get_range(key, begin, length) == content[begin : begin + length]

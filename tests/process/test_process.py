@@ -84,9 +84,8 @@ def test_no_other_user_reads_what_run_and_serve_write(home: Path, no_umask: None
         assert "Umask:\t0077" in Path(f"/proc/{sidecar.process.pid}/status").read_text()
         assert _modes(sidecar.state_dir, but=brokers) == PRIVATE == _modes(home / "archive")
         deadline_s, pins = time.monotonic() + 20, dict[str, os.stat_result]()
-        is_roomy = (
-            measure_disk(home).used_ratio <= PinLimits().create_below_ratio
-        )  # a fuller disk has no pins
+        # A fuller disk has no pins.
+        is_roomy = measure_disk(home).used_ratio <= PinLimits().create_below_ratio
         while is_roomy and not pins:  # the first are made within seconds
             assert time.monotonic() < deadline_s, "nothing was pinned"
             time.sleep(0.1)

@@ -167,9 +167,8 @@ async def test_a_client_that_does_not_read_gets_no_hints_and_what_is_said_once_b
         assert (reset.ext_fields, reset.body) == (fields, b"where")
         client.writer.close()
         await asyncio.sleep(0.05)
-        connection.push(
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields
-        )  # no client is there: nothing happens
+        # No client is there: nothing happens.
+        connection.push(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +223,8 @@ async def test_a_proxy_header_names_the_real_client() -> None:
         mapped = await made.client()
         mapped.writer.write(b"PROXY TCP6 ::ffff:10.1.2.3 ::1 5555 9876\r\n")
         assert (await mapped.ask(RemotingCommand(WHO, 1))).ext_fields == {"peer": "10.1.2.3:5555"}
-        own = (
-            await made.client()
-        )  # a health check of the load balancer itself, which names addresses all the same
+        # A health check of the load balancer itself, which names addresses all the same.
+        own = await made.client()
         own.writer.write(header.replace(b"\x21\x11", b"\x20\x11"))
         assert (await own.ask(RemotingCommand(WHO, 1))).ext_fields["peer"].startswith("127.0.0.1:")
         plain = await made.client()

@@ -79,9 +79,8 @@ def test_a_restart_finds_everything_and_old_versions_go() -> None:
         for _ in range(number * VERSIONS_KEPT // 2):
             again.write(again.offsets)
         again.write(again.offsets, released=True)
-    assert (
-        len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
-    )  # the former owner of the groups does not wake up
+    # The former owner of the groups does not wake up.
+    assert len(list(store.list(SERVE_PREFIX))) == VERSIONS_KEPT
 
 
 def test_starts_after_kills_leave_nothing_where_the_killed_one_is_known_to_be_gone() -> None:

@@ -319,9 +319,8 @@ class BrokerModel:
         shutil.move(path, self.store.path)
         self.disk = disk
         self._note_lost()
-        self.lost |= {
-            one.phys for one in disk.log if one.phys < disk.first_phys
-        }  # pins are of the other disk
+        # Pins are of the other disk.
+        self.lost |= {one.phys for one in disk.log if one.phys < disk.first_phys}
         self.starts += 1
         return True
 

@@ -136,9 +136,8 @@ class SegmentReader:
             at = index.block_offsets[low : high + 1].tolist()
             try:
                 stored = self.stored(at[0], at[-1] - at[0])
-            except (
-                CorruptionError
-            ) as error:  # encrypted bytes are checked as they are read: find the damaged block
+            except CorruptionError as error:
+                # Encrypted bytes are checked as they are read: find the damaged block.
                 yield from (
                     [error]
                     if high == low + 1

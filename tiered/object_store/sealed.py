@@ -212,9 +212,8 @@ class SealedStore(StoreWrapper):
             self._store.compose_if_absent(key, pieces, timeout_s=timeout_s, spool=spool)
             return
         seal, trailer = self._new_seal(key, place, sum(map(piece_bytes, pieces)))
-        with tempfile.TemporaryFile(
-            dir=spool or None
-        ) as file:  # without a name: a killed process leaves nothing
+        with tempfile.TemporaryFile(dir=spool or None) as file:
+            # The file has no name, so that a killed process leaves nothing.
             file.writelines(seal.encrypted(self._content(pieces)))
             file.write(trailer)
             file.flush()

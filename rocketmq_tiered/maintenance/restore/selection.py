@@ -167,9 +167,8 @@ class RestoreSelection:
         number = runs["queue"]
         may_have: NDArray[np.bool_] = wanted[number] & (runs["end_queue_offset"] > minimum[number])
         may_have &= runs["max_store_timestamp"] >= self.since_ms
-        may_have &= (
-            runs["min_phys"] >= 0
-        )  # messages that were copied from a compaction log have no physical offset
+        # Messages that were copied from a compaction log have no physical offset.
+        may_have &= runs["min_phys"] >= 0
         return may_have
 
     def whole_runs(self, page: Page) -> NDArray[np.bool_]:

@@ -336,9 +336,8 @@ async def test_sql92_is_never_given_out_unfiltered(tmp_path: Path, known: Subscr
         scene.expire(150)
         scene.subscriptions.known = known
         response = await scene.pull(0, expressionType=SQL92, subVersion=4)
-        assert (
-            response.code in (20, 24) and not response.body
-        )  # 20: looking took longer than it was to be held
+        # 20 means that looking took longer than the pull was to be held.
+        assert response.code in (20, 24) and not response.body
         scene.broker.tag = "a"
         assert (await who(scene, 350, expressionType=SQL92, subVersion=4))[:2] == (BROKER, 0)
 
