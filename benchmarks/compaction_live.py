@@ -40,8 +40,6 @@ RATE, BATCH, BODY_BYTES, POOL_BYTES = 20_000, 100, 100, 8 << 20
 AGING_BATCH_AGE_MS = 100
 """Of the archive's first objects, which are compacted later."""
 MIN_AGE_MS, EVERY_MS = 5_000, 5_000
-UNINDEXED_MAX = 10_000
-"""While windows are measured: an index file is written every few minutes."""
 WINDOWS_MAX = 8
 """Attempts at a window without work on index files."""
 PULL_EVERY_S, COLD_EVERY = 0.01, 4
@@ -93,7 +91,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         with _producer(broker, options.work / "producer.out") as producer:
             with _tiered(broker, options, AGING_BATCH_AGE_MS):
                 time.sleep(options.aging_seconds)
-            with _tiered(broker, options, options.batch_age_ms, UNINDEXED_MAX) as tiered:
+            with _tiered(broker, options, options.batch_age_ms) as tiered:
                 yield from _windows(options, tiered, producer, broker)
     finally:
         broker.stop()

@@ -61,7 +61,7 @@ class _CountingStore:
 def range_bytes(archived: Archived, begin: int, end: int) -> Row:
     """Bytes a scan of the range reads, beside those of the blocks that hold its messages and of the messages."""
     options = parse_options({"path": archived.url})
-    predicate = Predicate({"storeTimestamp": Allowed(begin, end - 1)})
+    predicate = Predicate({"storeTimestamp": Allowed.between(begin, end - 1)})
     store = _CountingStore(PrefixedStore(FileStore(archived.root), archive_prefix(CLUSTER, BROKER)))
     scan = ArchiveScan(
         store,
